@@ -1,0 +1,22 @@
+"""The one error for bad bytes: where it is, what was expected there, what was found."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+
+
+class FormatError(Exception):
+    """A file's bytes are not what they must be; nothing was guessed and nothing was repaired.
+
+    `at` is a byte offset (int), a place in the file's own terms ("layer 1 row 39 byte 260"), or None for the whole file.
+    """
+
+    def __init__(self, path: str | PathLike[str], at: int | str | None, expected: str, found: str) -> None:
+        self.path, self.at, self.expected, self.found = fspath(path), at, expected, found
+        super().__init__(f"{self.where}: expected {expected}, found {found}")
+
+    @property
+    def where(self) -> str:
+        if self.at is None:
+            return self.path
+        return f"{self.path} at byte {self.at}" if isinstance(self.at, int) else f"{self.path} at {self.at}"
