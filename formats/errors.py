@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from os import PathLike, fspath
 
 
 class FormatError(Exception):
     """A file's bytes are not what they must be; nothing was guessed and nothing was repaired.
 
-    `at` is a byte offset (int), a place in the file's own terms ("layer 1 row 39 byte 260"), or None for the whole file.
+    `at` is a byte offset (int), a place in the file's own terms ("layer 1 row 39 byte 260"), or None: the whole file.
     """
 
     def __init__(self, path: str | PathLike[str], at: int | str | None, expected: str, found: str) -> None:
@@ -20,3 +21,14 @@ class FormatError(Exception):
         if self.at is None:
             return self.path
         return f"{self.path} at byte {self.at}" if isinstance(self.at, int) else f"{self.path} at {self.at}"
+
+
+def shown(value: object, longest: int = 80) -> str:
+    """A value out of a file, fit for one line of a message: quoted, escaped, cut; lists and objects by their count."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"an object of {len(value)}"
+    if isinstance(value, str):
+        return json.dumps(value) if len(value) <= longest else json.dumps(value[:longest])[:-1] + '..."'
+    return json.dumps(value)

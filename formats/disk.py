@@ -1,0 +1,297 @@
+"""The only door to the bytes of checkpoints and containers: positioned reads, holes, and files that appear whole.
+
+Every call to the system goes through `system`, a module global; tests put one in its place that reads short, is
+interrupted, or runs out of space. What is missing on a system is found out when it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from formats.errors import FormatError
+
+PathLike = str | os.PathLike[str]
+PIECE = 1 << 30  # no single call moves more: macOS answers EINVAL from 2**31 on
+
+
+class System:
+    """The operating system, thin: one method a call, nothing retried, nothing checked."""
+
+    def open(self, path: PathLike, flags: int, mode: int = 0o666) -> int:
+        return os.open(path, flags, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def status(self, path: PathLike) -> os.stat_result:
+        return Path(path).stat()
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def pread_into(self, fd: int, view: memoryview, offset: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(fd, [view], offset)
+        data = os.pread(fd, len(view), offset)
+        view[: len(data)] = data
+        return len(data)
+
+    def pwrite(self, fd: int, view: memoryview, offset: int) -> int:
+        return os.pwrite(fd, view, offset)
+
+    def lseek(self, fd: int, offset: int, whence: int) -> int:
+        return os.lseek(fd, offset, whence)
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def link(self, source: PathLike, target: PathLike) -> None:
+        os.link(source, target)
+
+    def replace(self, source: PathLike, target: PathLike) -> None:
+        Path(source).replace(target)
+
+    def unlink(self, path: PathLike) -> None:
+        Path(path).unlink()
+
+    def free_bytes(self, path: PathLike) -> int:
+        room = os.statvfs(path)
+        return room.f_bavail * room.f_frsize
+
+    def done_with(self, fd: int, start: int, end: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
+
+
+system: System = System()
+
+
+@contextlib.contextmanager
+def _named(path: PathLike) -> Iterator[None]:
+    """Calls on a descriptor do not know the file's name; whoever reads the message needs it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+class _Open:
+    """A path and its descriptor, closed once."""
+
+    def __init__(self, path: PathLike, fd: int) -> None:
+        self.path, self._fd = Path(path), fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            with _named(self.path):
+                system.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class ReadFile(_Open):
+    """A file opened for positioned reads: the asked bytes exactly, or an error that says where."""
+
+    size = 0  # when it was opened
+
+    @classmethod
+    def open(cls, path: PathLike) -> ReadFile:
+        try:
+            mode = system.status(path).st_mode
+            if stat.S_ISDIR(mode):
+                raise FormatError(path, None, "a file", "a folder")
+            if not stat.S_ISREG(mode):
+                raise FormatError(path, None, "a file", "a device or a pipe")
+            fd = system.open(path, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FormatError(path, None, "a file", "nothing there") from None
+        file = cls(path, fd)
+        file.size = system.size(fd)
+        return file
+
+    def read(self, offset: int, count: int, what: str) -> bytes:
+        """`count` bytes at `offset`; the file's end is looked at before memory is asked for."""
+        if offset < 0 or count < 0 or offset + count > self.size:
+            raise FormatError(self.path, offset, f"{count} bytes of {what}", f"{max(self.size - offset, 0)}")
+        data = bytearray(count)
+        self.read_into(memoryview(data), offset, what)
+        return bytes(data)
+
+    def read_into(self, view: memoryview, offset: int, what: str) -> None:
+        view = view.cast("B")
+        done = 0
+        with _named(self.path):
+            while done < len(view):
+                try:
+                    got = system.pread_into(self._fd, view[done : done + PIECE], offset + done)
+                except InterruptedError:
+                    continue
+                if got == 0:
+                    raise FormatError(self.path, offset, f"{len(view)} bytes of {what}", f"{done}")
+                done += got
+
+    def data(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of start..end that are not holes, ascending; all of it where the system cannot say.
+
+        The hole is asked for first: Linux and macOS agree on SEEK_HOLE, but from inside data macOS's SEEK_DATA
+        answers with the next data after a hole (gnulib, lib/lseek.c).
+        """
+        hole_, data_ = getattr(os, "SEEK_HOLE", None), getattr(os, "SEEK_DATA", None)
+        while start < end:
+            try:
+                if hole_ is None or data_ is None:
+                    raise OSError(errno.EINVAL, "holes cannot be asked for")
+                hole = min(system.lseek(self._fd, start, hole_), end)
+                if hole > start:
+                    yield start, hole
+                    start = hole
+                    continue
+                after = system.lseek(self._fd, start, data_)
+            except OSError as error:
+                # ENXIO: nothing but a hole up to the end of the file, unless the file has become shorter than it was
+                if error.errno != errno.ENXIO or system.size(self._fd) < end:
+                    yield start, end
+                return
+            if after <= start:  # neither in data nor in a hole: a system that cannot say
+                yield start, end
+                return
+            start = after
+
+    def done_with(self, start: int, end: int) -> None:
+        """These bytes will not be read again: the page cache may drop them. Advice, so nothing depends on it."""
+        with contextlib.suppress(OSError):
+            system.done_with(self._fd, start, end)
+
+
+class WriteFile(_Open):
+    """A file opened for positioned writes: every byte, or an error with the file's name in it."""
+
+    @classmethod
+    def create(cls, path: PathLike) -> WriteFile:
+        """A new file; FileExistsError if the name is taken."""
+        return cls(path, system.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+
+    @classmethod
+    def open(cls, path: PathLike) -> WriteFile:
+        """An existing file, its bytes kept."""
+        return cls(path, system.open(path, os.O_WRONLY))
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        done = 0
+        with _named(self.path):
+            while done < len(view):
+                try:
+                    put = system.pwrite(self._fd, view[done : done + PIECE], offset + done)
+                except InterruptedError:
+                    continue
+                if put == 0:
+                    raise OSError(errno.EIO, "no byte could be written")
+                done += put
+
+    def resize(self, size: int) -> None:
+        """To `size` bytes; what is added is a hole."""
+        with _named(self.path):
+            system.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        with _named(self.path):
+            system.fsync(self._fd)
+
+
+def refuse_existing(path: PathLike, force: bool) -> None:
+    """Before any work: nothing is overwritten without being asked, and only a file is ever replaced."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if stat.S_ISDIR(mode):
+        raise FormatError(path, None, "a file", "a folder")
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise FormatError(path, None, "a file", "a device or a pipe")
+    if not force:
+        raise FormatError(path, None, "no file there yet (or --force)", "an existing file")
+
+
+def write_whole(path: PathLike, chunks: Iterable[bytes | bytearray | memoryview], force: bool = False) -> None:
+    """A file that is there whole or not at all: a sibling, fsync, then the name. No failure leaves the sibling."""
+    path = Path(path)
+    refuse_existing(path, force)
+    if not path.parent.is_dir():
+        raise FormatError(path.parent, None, "a folder", "a file" if path.parent.exists() else "nothing there")
+    file = _sibling(path)
+    try:
+        with file:
+            offset = 0
+            for chunk in chunks:
+                file.write(offset, chunk)
+                offset += memoryview(chunk).nbytes
+            file.sync()
+        publish(file.path, path, force)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            system.unlink(file.path)
+        raise
+
+
+def _sibling(path: Path) -> WriteFile:
+    for number in itertools.count():
+        with contextlib.suppress(FileExistsError):
+            return WriteFile.create(path.with_name(f"{path.name}.{os.getpid()}.{number}.tmp"))
+    raise AssertionError("a count ends")
+
+
+def publish(made: PathLike, path: PathLike, force: bool) -> None:
+    """Give a finished, synced file its name. Without `force` a file that came up meanwhile is not replaced."""
+    refuse_existing(path, force)
+    if force:
+        system.replace(made, path)
+    else:
+        try:
+            system.link(made, path)  # fails if the name is taken; rename would replace
+        except FileExistsError:
+            raise FormatError(path, None, "no file there yet (or --force)", "an existing file") from None
+        except OSError:  # a file system without links
+            system.replace(made, path)
+        else:
+            system.unlink(made)
+    fsync_folder(Path(path).parent)
+
+
+def fsync_folder(path: PathLike) -> None:
+    """Make names in a folder last. Some file systems cannot; that is no failure."""
+    fd = system.open(path, os.O_RDONLY)
+    try:
+        system.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            error.filename = os.fspath(path)
+            raise
+    finally:
+        system.close(fd)
+
+
+def free_bytes(path: PathLike) -> int:
+    """Bytes that may still be written where `path` is or would be."""
+    path = Path(path).absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return system.free_bytes(path)
