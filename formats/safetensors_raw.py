@@ -162,10 +162,7 @@ def read_checkpoint(path: str | PathLike[str], wanted: Callable[[str], bool], st
         raise FormatError(path, None, "a checkpoint folder or a safetensors file", "nothing there")
     if not path.is_dir():
         return _gather(path, None, {path: None}, {}, wanted, strict)
-    config = None
-    if (path / CONFIG_NAME).exists():
-        with ReadFile.open(path / CONFIG_NAME) as file:
-            config = _text(file, CONFIG_LIMIT)
+    config = read_config(path)
     if not (path / INDEX_NAME).exists():
         shards = sorted(shard for shard in path.glob("*.safetensors") if not shard.name.startswith("."))
         if not shards:
@@ -186,6 +183,14 @@ def read_checkpoint(path: str | PathLike[str], wanted: Callable[[str], bool], st
             assert names is not None
             names.append(name)
     return _gather(path, config, promised, missing, wanted, strict)
+
+
+def read_config(folder: Path) -> str | None:
+    """A folder's config.json, verbatim; None where there is none."""
+    if not (folder / CONFIG_NAME).exists():
+        return None
+    with ReadFile.open(folder / CONFIG_NAME) as file:
+        return _text(file, CONFIG_LIMIT)
 
 
 def _gather(
