@@ -14,7 +14,7 @@ from pathlib import Path
 
 from formats.disk import ReadFile
 from formats.errors import FormatError, shown
-from formats.gguf_scan import Scan
+from formats.gguf_scan import COUNT_LIMIT, Scan
 from formats.gguf_values import (
     COUNT_BYTES,
     DTYPES,
@@ -147,8 +147,8 @@ def _read(file: ReadFile) -> GgufHeader:
     if magic != MAGIC:
         raise FormatError(file.path, 0, '"GGUF"', repr(magic))
     version = _version(scan)
-    tensor_count = scan.count("tensors", LEAST_TENSOR)
-    key_count = scan.count("keys", LEAST_KEY)
+    tensor_count = scan.count("tensors", LEAST_TENSOR, COUNT_LIMIT)
+    key_count = scan.count("keys", LEAST_KEY, COUNT_LIMIT)
     keys: dict[str, Value] = {}
     alignment = DEFAULT_ALIGNMENT
     for _ in range(key_count):

@@ -12,7 +12,8 @@ from formats.disk import ReadFile
 from formats.errors import FormatError, shown
 from formats.gguf_values import COUNT_BYTES, DTYPES, TYPE_BYTES, ValueType
 
-HEADER_LIMIT = 1 << 27  # a real header with its whole tokenizer is about a tenth of this
+HEADER_LIMIT = 1 << 26  # a real header with a tokenizer of 256 Ki tokens takes a quarter of it
+COUNT_LIMIT = 1 << 18  # keys, tensors: an entry of a few bytes becomes objects of hundreds
 NAME_LIMIT = 65_535  # bytes of a key or a tensor's name
 WINDOW = 1 << 20  # bytes read at a time
 
@@ -54,13 +55,13 @@ class Scan:
     def long(self, what: str) -> int:
         return int.from_bytes(self.take(COUNT_BYTES, what), "little")
 
-    def count(self, what: str, least: int) -> int:
+    def count(self, what: str, least: int, limit: int = HEADER_LIMIT) -> int:
         """A count of things that take at least `least` bytes each: more than could follow is refused here."""
         at = self.position
         count = self.long(f"the count of {what}")
-        most = (self._end - self.position) // least
+        most = min(limit, (self._end - self.position) // least)
         if count > most:
-            raise FormatError(self.path, at, f"at most {most} {what} in the bytes left", f"{count}")
+            raise FormatError(self.path, at, f"at most {most} {what}", f"{count}")
         return count
 
     def value_type(self, key: str) -> ValueType:
