@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl.errors import EngramctlError
-from formats.floats import bf16_finite, from_bf16
+from formats.floats import BF16_INFINITY, bf16_finite, from_bf16
 
 BF16 = (np.uint16,)
 WEIGHT = (np.uint16, np.float32)  # the gate's q and k: BF16 bits, or F32 that is used as it is
@@ -52,7 +52,7 @@ def expect_gate(
 
 def expect_finite_projection(kv: NDArray[np.uint16]) -> None:
     """Every output of [T, N] is a number."""
-    if (bad := _first(~bf16_finite(kv))) is not None:
+    if not _all_finite(kv) and (bad := _first(~bf16_finite(kv))) is not None:
         raise EngramctlError(
             f"projection of token {bad[0]}, output {bad[1]}", "a finite value", f"{from_bf16(kv[bad])}"
         )
@@ -62,9 +62,13 @@ def expect_finite_gate(gates: NDArray[np.float32], out: NDArray[np.uint16], mask
     """Every gate of [T, S] and every output of [T, S, D] that is not masked is a number."""
     if (bad := _first(~np.isfinite(gates))) is not None:
         raise EngramctlError(f"gate of token {bad[0]}, stream {bad[1]}", "a finite value", f"{gates[bad]}")
-    if (bad := _first(~bf16_finite(out) & mask[:, None, None])) is not None:
+    if not _all_finite(out) and (bad := _first(~bf16_finite(out) & mask[:, None, None])) is not None:
         where = f"gated output of token {bad[0]}, stream {bad[1]}, element {bad[2]}"
         raise EngramctlError(where, "a finite value", f"{from_bf16(out[bad])}")
+
+
+def _all_finite(bits: NDArray[np.uint16]) -> bool:
+    return bool((bits & np.uint16(BF16_INFINITY)).max(initial=0) < BF16_INFINITY)
 
 
 def _first(bad: NDArray[np.bool_]) -> tuple[int, ...] | None:
