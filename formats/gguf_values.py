@@ -46,6 +46,8 @@ DTYPES: dict[ValueType, np.dtype[Any]] = {
     ValueType.INT64: np.dtype("<i8"),
     ValueType.FLOAT64: np.dtype("<f8"),
 }
+# NumPy's own letters differ: its L has 8 bytes, that of struct has 4
+LETTERS = dict(zip(DTYPES, "BbHhIif?Qqd", strict=True))
 COUNT_BYTES = 8  # every length and count is a u64
 TYPE_BYTES = 4  # every type is a u32
 
@@ -139,7 +141,7 @@ def _encode(kind: ValueType, value: bool | int | float | str) -> bytes:
     if isinstance(value, str):
         raw = value.encode()
         return len(raw).to_bytes(COUNT_BYTES, "little") + raw
-    return struct.pack("<" + DTYPES[kind].char, value)
+    return struct.pack("<" + LETTERS[kind], value)
 
 
 def scalar(kind: ValueType, value: bool | int | float) -> Value:
@@ -149,10 +151,10 @@ def scalar(kind: ValueType, value: bool | int | float) -> Value:
     if DTYPES[kind].kind in "iu" and int(value) != value:
         raise ValueError(f"{value} is no integer")
     try:
-        raw = struct.pack("<" + DTYPES[kind].char, int(value) if DTYPES[kind].kind in "iu" else value)
+        raw = struct.pack("<" + LETTERS[kind], int(value) if DTYPES[kind].kind in "iu" else value)
     except (struct.error, OverflowError):
         raise ValueError(f"{value} does not fit {kind.name}") from None
-    return Value(kind, struct.unpack("<" + DTYPES[kind].char, raw)[0])
+    return Value(kind, struct.unpack("<" + LETTERS[kind], raw)[0])
 
 
 def array(kind: ValueType, values: ArrayLike) -> Value:
