@@ -1,4 +1,5 @@
-"""Three ways to say no: `FormatError` (the bytes, in formats), `EngramctlError` (the request), `Finding` (they differ)."""
+"""Three ways to say no: `FormatError` (the bytes, in formats), `EngramctlError` (the request), `Finding` (they
+differ)."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ Every F32 operation below is one rounding of `arithmetic.md`; `fast` has the sam
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from engramctl import operands
 from engramctl.errors import EngramctlError
+from engramctl.hash_params import DEAD, HashParams
 from formats import row264
 from formats.floats import (
     E4M3_NAN,
@@ -28,7 +30,7 @@ from formats.floats import (
 )
 from formats.row264 import BLOCK
 
-__all__ = ["gate", "lookup", "project"]
+__all__ = ["gate", "hash_rows", "lookup", "project"]
 
 PARTIALS = 64  # sums that a stream's values are dealt to, one after another
 LEAST_AMAX = np.float32(1e-4)  # the official activation never scales a block as if it were smaller than this
@@ -38,6 +40,38 @@ LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 INVERSE_FACTORIALS = tuple(1.0 / math.factorial(k) for k in range(13, -1, -1))
 FAR = 128.0  # from here on the sigmoid is 0 or 1 in F32
+
+
+def hash_rows(
+    tokens: NDArray[np.int64], params: HashParams, mask: NDArray[np.bool_] | None = None, history: Sequence[int] = ()
+) -> NDArray[np.int64]:
+    """[T] token ids -> [T, L, C] rows. `history` is up to size - 1 compressed ids before them, oldest first, DEAD
+    where dead.
+
+    Ids outside the vocabulary, a mask of another length and ids outside the compressed ones raise `EngramctlError`.
+    """
+    past = params.past(history).tolist()
+    ids = past + params.compress(tokens, mask).tolist()
+    rows = np.empty((len(tokens), len(params.layers), params.columns), np.int64)
+    for t in range(len(tokens)):
+        window = look_back(ids, len(past) + t, params)
+        for layer in range(len(params.layers)):
+            mixed = window[0] * int(params.multipliers[layer, 0])
+            for n in range(1, params.size):
+                mixed ^= window[n] * int(params.multipliers[layer, n])
+                for column in range((n - 1) * params.heads, n * params.heads):
+                    bucket = mixed % int(params.moduli[layer, column])
+                    rows[t, layer, column] = bucket + int(params.offsets[layer, column])
+    return rows
+
+
+def look_back(ids: list[int], at: int, params: HashParams) -> list[int]:
+    """The compressed ids at `at` and before it, newest first; from the start or a dead position on, the pad."""
+    window, blocked = [], False
+    for position in range(at, at - params.size, -1):
+        blocked = blocked or position < 0 or ids[position] == DEAD
+        window.append(params.pad_id if blocked else ids[position])
+    return window
 
 
 def lookup(rows: NDArray[np.uint8]) -> NDArray[np.uint16]:
@@ -56,17 +90,21 @@ def dequantise(
     if (scales == E8M0_NAN).any():
         row, column = (int(i) for i in np.argwhere(scales == E8M0_NAN)[0])
         raise EngramctlError(f"{name} scale, row {row}, column {column}", "an E8M0 scale below 255", "255 (NaN)")
+    with np.errstate(over="ignore"):
+        values = np.multiply.outer(E8M0_VALUES, E4M3_VALUES)  # [scale byte, code]: every value there is
+    bits, exact = to_bf16(values), exact_in_bf16(values) | np.isnan(values)
     weight, inexact = np.empty((N, K), np.uint16), 0
     for start in range(0, N, BLOCK):
         band = codes[start : start + BLOCK]
-        if (band & 0x7F == E4M3_NAN).any():
+        if (band & 0x7F).max(initial=0) == E4M3_NAN:
             row, column = (int(i) for i in np.argwhere(band & 0x7F == E4M3_NAN)[0])
             where = f"{name}, row {start + row}, column {column}"
             raise EngramctlError(where, "an E4M3 number", f"{band[row, column]:#04x} (NaN)")
-        with np.errstate(over="ignore"):
-            values = E4M3_VALUES[band] * np.repeat(E8M0_VALUES[scales[start // BLOCK]], BLOCK)[:K]
-        inexact += int(np.count_nonzero(~exact_in_bf16(values)))
-        weight[start : start + BLOCK] = to_bf16(values)
+        under = scales[start // BLOCK]
+        value = np.repeat(under.astype(np.intp) * len(E4M3_VALUES), BLOCK)[:K] + band  # its number in the table
+        weight[start : start + BLOCK] = bits.take(value)
+        if not exact[under].all():
+            inexact += int(np.count_nonzero(~exact.take(value)))
     _expect_exact(name, inexact, weight.size)
     return weight
 

@@ -1,0 +1,5 @@
+"""python -m engramctl"""
+
+from engramctl.cli.main import main
+
+main()

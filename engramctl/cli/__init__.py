@@ -1,0 +1,1 @@
+"""The command line: parse, call, report, exit code. What scripts may rely on is in the README."""

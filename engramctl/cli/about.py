@@ -1,0 +1,57 @@
+"""profiles, demo: what the tool knows, and what it can do."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from engramctl.cli.options import Json, Quiet
+
+
+def profiles(
+    name: Annotated[str | None, typer.Argument(help="A profile to print whole.")] = None, json: Json = False
+) -> None:
+    """List the models it knows; with a name, print that one's facts and their sources."""
+    from engramctl import profiles as known
+    from engramctl import report
+
+    if name is None:
+        loaded = [known.load(each) for each in known.names()]
+        if json:
+            report.as_json("profiles", True, {"profiles": [{"name": p.name, "title": p.title} for p in loaded]})
+            return
+        report.table(
+            ("name", "model", "layers", "rows"),
+            [(p.name, p.title, _list(p.sizes.layers), _list(p.sizes.rows)) for p in loaded],
+        )
+        return
+    profile = known.load(name)
+    if json:
+        report.as_json("profiles", True, {"profile": profile.facts})
+        return
+    pairs = [(size, str(value)) for size, value in vars(profile.sizes).items()]
+    pairs += [(f"tensor {role}", f"{tensor.name} {tensor.dtype}") for role, tensor in profile.tensors.items()]
+    pairs += [(f"digest {what}", digest) for what, digest in profile.digests.items()]
+    report.facts([("name", profile.name), ("model", profile.title), *pairs])
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def demo(json: Json = False, quiet: Quiet = False) -> None:
+    """Build small checkpoints in the real format, run the whole main job on them, and say what each check proves."""
+    from engramctl import demo as show
+    from engramctl import report
+
+    steps = show.run(say=None if quiet or json else show.talk)
+    ok = all(step.ok for step in steps)
+    if json:
+        report.as_json("demo", ok, {"steps": [step.as_dict() for step in steps]})
+    else:
+        report.table(("step", "compared", "with", "result"), [step.cells() for step in steps])
+    raise typer.Exit(0 if ok else 1)
+
+
+COMMANDS = {"demo": demo, "profiles": profiles}

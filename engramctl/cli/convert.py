@@ -1,0 +1,220 @@
+"""map, params, synth, repack, show: from tokenizer and checkpoint to container."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engramctl.cli.options import STDIN, Force, Json, Output, Profile, Quiet, TokenMap
+
+Maybe = Path | None
+
+
+class MapForm(StrEnum):
+    u32 = "u32"
+    i64 = "i64"
+    npy = "npy"
+    json = "json"
+
+
+class ParamsForm(StrEnum):
+    json = "json"
+    npz = "npz"
+
+
+class KvForm(StrEnum):
+    f16 = "f16"
+    bf16 = "bf16"
+    f32 = "f32"
+
+
+class Tokens(StrEnum):
+    tiny = "tiny"
+    real = "real"
+
+
+OptionalOutput = Annotated[
+    Maybe, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")
+]
+OptionalProfile = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="The model; needed where there is no config.")
+]
+
+
+def make_map(
+    source: Annotated[
+        Maybe,
+        typer.Argument(metavar="[TOKENIZER|MAP]", help="tokenizer.json, or a map in any form; - is standard input."),
+    ] = None,
+    output: OptionalOutput = None,
+    to: Annotated[MapForm, typer.Option("--to", help="The form to write.")] = MapForm.u32,
+    allow_mismatch: Annotated[
+        bool, typer.Option("--allow-mismatch", help="Write a map that is not the profile's.")
+    ] = False,
+    profile: Profile = "deepseek-v4.1-flash",
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Token id -> compressed id, from a tokenizer or an existing map, compared with the profile's published digest."""
+    from engramctl import maps, profiles, report
+    from engramctl.cli import edge
+    from engramctl.cli.output import emit, refuse_both
+    from formats import token_map
+
+    refuse_both(json, output)
+    known = profiles.load(profile)
+    found = maps.read(source, known)
+    facts = maps.describe(found.ids, known)
+    if facts["same"] or allow_mismatch:
+        if output is not None:
+            emit(output, [token_map.encode(found.ids, to.value)], force)
+        code = edge.OK
+    else:
+        code = edge.DIFFERS
+    if json:
+        body = facts | {"origin": found.origin, "output": None if output is None or code else str(output)}
+        report.as_json("map", code == edge.OK, body)
+    elif code:
+        edge.say(f"error: {found.origin}: expected {facts['expected']['summary']}, found {facts['found']['summary']}")
+        edge.say("hint: --allow-mismatch writes it all the same")
+    elif not quiet:
+        verdict = "as published" if facts["same"] else "not the published map"
+        edge.say(f"{found.origin}: {facts['found']['summary']}, {verdict}")
+    raise typer.Exit(code)
+
+
+def params(
+    source: Annotated[
+        Maybe, typer.Argument(metavar="[SOURCE]", help="A checkpoint, container or params file; the profile if absent.")
+    ] = None,
+    output: Output = STDIN,
+    to: Annotated[ParamsForm, typer.Option("--to", help="The form to write.")] = ParamsForm.json,
+    profile: OptionalProfile = None,
+    token_map: TokenMap = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Multipliers, primes, offsets, pad and row counts, of the profile or as found in a source; compared with the
+    derivation."""
+    import json
+
+    from engramctl import constants, params_file, profiles
+    from engramctl.cli import edge
+    from engramctl.cli.output import emit
+
+    known = profiles.load(profile or profiles.DEFAULT)
+    found = constants.read(source, profile, token_map)
+    statuses = constants.statuses(found, known)
+    if to is ParamsForm.npz:
+        data = params_file.to_npz(found.params)
+    else:
+        facts = {"schema": params_file.SCHEMA, "ok": True, "origin": found.origin, "derivation": statuses}
+        data = (json.dumps(facts | params_file.to_dict(found.params), indent=1) + "\n").encode()
+    emit(output, [data], force)
+    if not quiet:
+        edge.say(f"{found.origin}: " + ", ".join(f"{name} {status}" for name, status in statuses.items()))
+
+
+def synth(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal bytes.", min=0)] = 0,
+    tokens: Annotated[
+        Tokens, typer.Option("--tokens", help="The tiny tokenizer, or the shipped real map (no tokenizer file).")
+    ] = Tokens.tiny,
+    full_size: Annotated[
+        bool, typer.Option("--full-size", help="The release's sizes as sparse files with marked rows.")
+    ] = False,
+    profile: Profile = "deepseek-v4.1-flash",
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a synthetic checkpoint in the real format: config, index, shards, tokenizer."""
+    from engramctl import profiles, report
+    from engramctl import synth as make
+    from engramctl.cli import edge
+
+    made = make.make(folder, profiles.load(profile), seed, tokens is Tokens.real, full_size, force)
+    if json:
+        body = {
+            "path": str(folder),
+            "layers": made.sizes.layers,
+            "rows": made.sizes.rows,
+            "marked": {str(k): v for k, v in made.marked.items()},
+        }
+        report.as_json("synth", True, body)
+    elif not quiet:
+        edge.say(f"{folder}: layers {list(made.sizes.layers)} of {list(made.sizes.rows)} rows")
+
+
+def repack(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder or a safetensors file.")],
+    output: OptionalOutput = None,
+    layers: Annotated[str | None, typer.Option("--layers", metavar="1,14", help="Only these layers.")] = None,
+    kv_type: Annotated[
+        KvForm, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
+    ] = KvForm.f16,
+    profile: OptionalProfile = None,
+    token_map: TokenMap = None,
+    source_url: Annotated[str | None, typer.Option("--source-url", help="Recorded as general.source.url.")] = None,
+    source_revision: Annotated[
+        str | None, typer.Option("--source-revision", help="Recorded as general.source.revision.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; write nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Convert a checkpoint's tables into a GGUF container of the ds4 dialect, losslessly."""
+    from engramctl import maps, repack_plan, report
+    from engramctl import repack as convert
+    from engramctl.checkpoint import open_checkpoint
+    from engramctl.cli import edge
+    from engramctl.cli.inputs import integers
+    from engramctl.errors import EngramctlError
+
+    if output == STDIN or (output is None and not dry_run):
+        raise EngramctlError("--output", "a file: containers are not streams", "none" if output is None else "-")
+    wanted = None if layers is None else tuple(int(x) for x in integers(layers, "--layers"))
+    with open_checkpoint(checkpoint, profile, maps.given(token_map), wanted) as source:
+        made = repack_plan.plan(source, kv_type.value, source_url, source_revision)
+        if dry_run or output is None:
+            facts = repack_plan.describe(made)
+            if json:
+                report.as_json("repack", True, {"dry_run": True, **facts})
+            else:
+                report.table(*repack_plan.as_table(facts))
+            return
+        with report.progress(made.data_bytes, output.name, quiet) as advance:
+            convert.write(made, output, resume, force, advance)
+        if json:
+            report.as_json("repack", True, {"dry_run": False, "output": str(output), **repack_plan.describe(made)})
+        elif not quiet:
+            origin = source.token_map().origin
+            edge.say(
+                f"{output}: {made.layout.file_size:,} bytes, layers {list(source.sizes.layers)}, token map of {origin}"
+            )
+
+
+def show(
+    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A container, a checkpoint, a shard.")],
+    profile: OptionalProfile = None,
+    json: Json = False,
+) -> None:
+    """Say what a container or checkpoint is: dialect, constants, tables, sizes, who can load it. Reads headers only."""
+    from engramctl import report
+    from engramctl import show as look
+
+    found = look.describe(path, profile)
+    if json:
+        report.as_json("show", True, found)
+    else:
+        report.facts(look.lines(found))
+
+
+COMMANDS = {"map": make_map, "params": params, "repack": repack, "show": show, "synth": synth}

@@ -1,0 +1,134 @@
+"""The edge: the one place where errors become messages, JSON and exit codes.
+
+0 done, nothing differs; 1 something differs; 2 could not tell. Interrupted 130, terminated 143, closed pipe 141.
+A bug is none of these: it keeps its traceback and exits 2.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any
+
+import typer
+
+from engramctl.errors import EngramctlError
+from formats.errors import FormatError
+
+OK, DIFFERS, UNKNOWN = 0, 1, 2
+INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143
+EXITS = (
+    "Exit codes: 0 done, or nothing differs; 1 something differs; "
+    "2 could not tell (usage, unreadable or damaged input, too little disk)."
+)
+GROUPS = ("check",)  # commands whose next word belongs to the command's name
+
+# The base of all usage errors, whichever click typer carries.
+UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
+
+
+class Terminated(BaseException):
+    """SIGTERM, raised where it struck so that files are closed and kept or removed as on Ctrl-C."""
+
+
+def run(app: typer.Typer, arguments: list[str]) -> int:
+    """Run one command line to its exit code; nothing but a bug writes more than two lines on stderr."""
+    _on_terminate()
+    try:
+        code = app(args=arguments, prog_name="engramctl", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OK
+    except FormatError as error:
+        return _refuse(arguments, error.where, error.expected, error.found)
+    except EngramctlError as error:
+        return _refuse(arguments, error.where, error.expected, error.found, error.hint)
+    except UsageError as error:
+        return _refuse(
+            arguments, _command(arguments, " "), "a usage that --help shows", _sentence(error.format_message())
+        )
+    except typer.Exit as error:
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return _stopped("interrupted", INTERRUPTED)
+    except Terminated:
+        return _stopped("terminated", TERMINATED)
+    except BrokenPipeError:
+        _forget_stdout()
+        return CLOSED_PIPE
+    except OSError as error:
+        where = os.fsdecode(error.filename) if error.filename is not None else "input or output"
+        return _refuse(arguments, where, "a working file", (error.strerror or str(error)).lower())
+    except Exception:
+        traceback.print_exc()
+        return UNKNOWN
+
+
+def _on_terminate() -> None:
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def _refuse(arguments: list[str], where: str, expected: str, found: str, hint: str | None = None) -> int:
+    """Say on stderr, and with --json on stdout too, why the request could not be met."""
+    where, expected, found = (_one_line(text) for text in (where, expected, found))
+    try:
+        if _wants_json(arguments):
+            error = {"where": where, "expected": expected, "found": found}
+            report: dict[str, Any] = {"schema": f"engramctl/{_command(arguments, '-')}/1", "ok": False, "error": error}
+            sys.stdout.write(json.dumps(report, indent=1) + "\n")
+            sys.stdout.flush()
+        say(f"error: {where}: expected {expected}, found {found}")
+        if hint:
+            say(f"hint: {_one_line(hint)}")
+    except BrokenPipeError:
+        _forget_stdout()
+        return CLOSED_PIPE
+    except OSError:  # standard output itself is what failed
+        _forget_stdout()
+    return UNKNOWN
+
+
+def _stopped(word: str, code: int) -> int:
+    say(word)
+    return code
+
+
+def say(text: str) -> None:
+    """One line of talk on stderr."""
+    sys.stderr.write(f"engramctl: {text}\n")
+    sys.stderr.flush()
+
+
+def _forget_stdout() -> None:
+    """Nobody reads on: let the interpreter's last flush go nowhere instead of complaining."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _one_line(text: str) -> str:
+    """Printable and on one line, whatever bytes a hostile file put into its names."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split(" ")))
+
+
+def _sentence(message: str) -> str:
+    message = " ".join(message.split()).rstrip(".")
+    return message[:1].lower() + message[1:]
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in before
+
+
+def _command(arguments: list[str], joint: str) -> str:
+    """The command's name as typed: "map", or "check-map"; "engramctl" where none was."""
+    words = [word for word in arguments if not word.startswith("-")]
+    name = words[:2] if words[:1] and words[0] in GROUPS else words[:1]
+    return joint.join(name) or "engramctl"

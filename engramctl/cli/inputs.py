@@ -1,0 +1,237 @@
+"""Token ids, masks and histories, from options, files and standard input, checked for form here and for meaning
+later."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl.cli.options import STDIN, IdsFormat
+from engramctl.errors import EngramctlError
+from formats.disk import ReadFile
+from formats.errors import FormatError
+from formats.token_map import NPY_MAGIC
+
+MOST_BYTES = 4 << 30  # of token ids: larger inputs are refused unread
+INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence as asked for: [T] token ids, [T] mask or None, compressed ids before it."""
+
+    ids: NDArray[np.int64]
+    mask: NDArray[np.bool_] | None
+    history: tuple[int, ...]
+
+
+def read_sequence(
+    ids: str | None,
+    ids_file: Path | None,
+    text: str | None,
+    mask: str | None,
+    mask_file: Path | None,
+    history: str | None,
+    ids_format: IdsFormat = IdsFormat.auto,
+    tokenizer: Path | None = None,
+    checkpoint: Path | None = None,
+) -> Sequence:
+    """The sequence that the options describe; none, several, or a bad one raises `EngramctlError`."""
+    given = [name for name, value in (("--ids", ids), ("--ids-file", ids_file), ("--text", text)) if value is not None]
+    if len(given) != 1:
+        raise EngramctlError("token ids", "exactly one of --ids, --ids-file, --text", " and ".join(given) or "none")
+    if ids is not None:
+        tokens = integers(ids, "--ids")
+    elif ids_file is not None:
+        tokens = read_ids(ids_file, ids_format)
+    else:
+        from engramctl import vocabulary
+
+        path = vocabulary.find_tokenizer(tokenizer, checkpoint)
+        tokens = vocabulary.encode(vocabulary.load_tokenizer(path), text or "")
+        if not tokens.size:
+            raise EngramctlError("--text", "text that gives token ids", "none")
+    return Sequence(tokens, read_mask(mask, mask_file, tokens.size), read_history(history))
+
+
+def read_ids(path: Path, form: IdsFormat = IdsFormat.auto) -> NDArray[np.int64]:
+    """[T] token ids of a file or standard input."""
+    data, name = read_bytes(path), label(path)
+    if form is IdsFormat.auto:
+        form = (
+            IdsFormat.jsonl
+            if path.suffix == ".jsonl"
+            else IdsFormat.npy
+            if data.startswith(NPY_MAGIC)
+            else IdsFormat.text
+        )
+    if form is IdsFormat.npy:
+        array = read_npy(data, name)
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise FormatError(name, None, "one row of integers", f"{array.dtype} {list(array.shape)}")
+        if array.size and int(array.max()) > INT64_MAX:
+            raise FormatError(name, None, "token ids below 2**63", f"{array.max()}")
+        ids = array.astype(np.int64)
+    elif form is IdsFormat.u32:
+        if len(data) % 4:
+            raise FormatError(name, None, "whole 4-byte token ids", f"{len(data)} bytes")
+        ids = np.frombuffer(data, "<u4").astype(np.int64)
+    elif form is IdsFormat.jsonl:
+        ids = _jsonl(data, name)
+    else:
+        ids = integers(_utf8(data, name), name)
+    if not ids.size:
+        raise FormatError(name, None, "token ids", "an empty input")
+    return ids
+
+
+def read_mask(mask: str | None, mask_file: Path | None, count: int) -> NDArray[np.bool_] | None:
+    """[T] True for text, False for dead; None where no mask was given."""
+    if mask is None and mask_file is None:
+        return None
+    if mask is not None and mask_file is not None:
+        raise EngramctlError("mask", "one of --mask and --mask-file", "both")
+    name = "--mask" if mask_file is None else label(mask_file)
+    values = integers(mask, name) if mask is not None else _mask_file(mask_file or STDIN)
+    if values.size != count:
+        raise EngramctlError(name, f"{count} entries, one per token id", f"{values.size}")
+    odd = np.flatnonzero((values != 0) & (values != 1))
+    if odd.size:
+        raise EngramctlError(name, "1 for text or 0 for dead", f"{values[odd[0]]} at position {odd[0]}")
+    return values.astype(np.bool_)
+
+
+def _mask_file(path: Path) -> NDArray[np.int64]:
+    data, name = read_bytes(path), label(path)
+    if not data.startswith(NPY_MAGIC):
+        return integers(_utf8(data, name), name)
+    array = read_npy(data, name)
+    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_):
+        raise FormatError(name, None, "one row of 0 and 1", f"{array.dtype} {list(array.shape)}")
+    return array.astype(np.int64)
+
+
+def read_history(history: str | None) -> tuple[int, ...]:
+    return () if history is None or not history.strip() else tuple(integers(history, "--history").tolist())
+
+
+def integers(text: str, where: str) -> NDArray[np.int64]:
+    """Whitespace- or comma-separated integers; anything else raises `EngramctlError` with its position."""
+    words = text.replace(",", " ").split()
+    if not words:
+        raise EngramctlError(where, "integers", "an empty input")
+    for position, word in enumerate(words):
+        digits = word[1:] if word[0] == "-" else word
+        if not (digits.isascii() and digits.isdigit()):
+            raise EngramctlError(where, "integers", f"{word[:40]!r} at position {position}")
+        if len(digits) > 18 and (len(digits) > 40 or int(digits) > INT64_MAX):
+            raise EngramctlError(where, "integers below 2**63", f"{word[:40]} at position {position}")
+    return np.array([int(word) for word in words], np.int64)
+
+
+def _jsonl(data: bytes, name: str) -> NDArray[np.int64]:
+    """One integer or array of integers a line, all one sequence."""
+    ids: list[int] = []
+    for number, line in enumerate(_utf8(data, name).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            parsed = json.loads(line)
+        except (ValueError, RecursionError):
+            raise FormatError(name, f"line {number}", "an integer or an array of integers", f"{line[:40]!r}") from None
+        items = parsed if isinstance(parsed, list) else [parsed]
+        bad = next((item for item in items if type(item) is not int or not -(2**63) <= item <= INT64_MAX), None)
+        if bad is not None or parsed is None:
+            raise FormatError(name, f"line {number}", "integers below 2**63", f"{bad!r:.40}")
+        ids.extend(items)
+    return np.array(ids, np.int64)
+
+
+def _utf8(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(name, error.start, "text", f"byte {data[error.start]:#04x}") from None
+
+
+def read_npy(data: bytes, name: str) -> NDArray[Any]:
+    """An npy file's array; pickles, cuts and lies about the shape raise `FormatError`."""
+    try:
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError, SyntaxError, MemoryError, RecursionError) as error:
+        raise FormatError(
+            name, None, "a readable npy file", (str(error).splitlines() or ["no array"])[0][:200]
+        ) from None
+    if not isinstance(array, np.ndarray):
+        raise FormatError(name, None, "one npy array", type(array).__name__)
+    return array
+
+
+def read_bytes(path: Path) -> bytes:
+    """A whole file, or standard input for `-`; a folder or a missing file raises `FormatError`."""
+    if path == STDIN:
+        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        if not data:
+            raise FormatError(label(path), None, "data", "an empty input")
+        if len(data) > MOST_BYTES:
+            raise FormatError(label(path), None, f"at most {MOST_BYTES} bytes", "more")
+        return data
+    if path.is_fifo() or path.is_char_device():  # a shell's <(...), or /dev/stdin
+        with path.open("rb") as pipe:
+            data = pipe.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise FormatError(path, None, f"at most {MOST_BYTES} bytes", "more")
+        return data
+    with ReadFile.open(path) as file:
+        if file.size > MOST_BYTES:
+            raise FormatError(path, None, f"at most {MOST_BYTES} bytes", f"{file.size}")
+        return file.read(0, file.size, "data")
+
+
+def label(path: Path) -> str:
+    return "standard input" if path == STDIN else str(path)
+
+
+def text_of(path: Path) -> str:
+    """A whole text file or standard input."""
+    return _utf8(read_bytes(path), label(path))
+
+
+def read_rows(rows: str | None, rows_file: Path | None, count: int) -> NDArray[np.int64]:
+    """Row numbers of a table of `count` rows, in the order given, from `--rows 0,5,100:200` or `--rows-file`."""
+    if (rows is None) == (rows_file is None):
+        raise EngramctlError("row numbers", "one of --rows and --rows-file", "none" if rows is None else "both")
+    if rows is not None:
+        return row_set(rows, "--rows", count)
+    path = rows_file or STDIN
+    data, name = read_bytes(path), label(path)
+    if not data.startswith(NPY_MAGIC):
+        return row_set(_utf8(data, name), name, count)
+    array = read_npy(data, name)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise FormatError(name, None, "one row of integers", f"{array.dtype} {list(array.shape)}")
+    return array.astype(np.int64)
+
+
+def row_set(text: str, where: str, count: int) -> NDArray[np.int64]:
+    """`0,5,100:200` -> those rows, half open, order and duplicates kept; a range must lie within 0..count."""
+    parts = []
+    for item in text.replace(",", " ").split():
+        first, colon, last = item.partition(":")
+        edges = integers(" ".join(edge for edge in (first, last) if edge), where)
+        if edges.size != 1 + bool(colon) or (colon and not first):
+            raise EngramctlError(where, "row numbers and ranges such as 0,5,100:200", f"{item[:40]!r}")
+        start, end = int(edges[0]), int(edges[-1]) if colon else int(edges[0]) + 1
+        if not 0 <= start <= end <= count:
+            raise EngramctlError(where, f"rows in 0..{count - 1}", f"{item[:40]}")
+        parts.append(np.arange(start, end, dtype=np.int64))
+    if not parts:
+        raise EngramctlError(where, "row numbers", "none")
+    return np.concatenate(parts)

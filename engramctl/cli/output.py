@@ -1,0 +1,48 @@
+"""Where results go: a file that appears whole, or standard output."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl.cli.options import STDIN
+from engramctl.errors import EngramctlError
+from formats import disk
+
+
+def emit(path: Path, chunks: Iterable[bytes], force: bool) -> None:
+    """Chunks to a file, whole or not at all, or to standard output for `-`."""
+    if path != STDIN:
+        disk.write_whole(path, chunks, force)
+        return
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
+
+
+def npy(array: NDArray[Any]) -> Iterable[bytes]:
+    """An npy file's bytes: header, then the array in pieces."""
+    yield npy_header(array.shape, array.dtype)
+    flat = np.ascontiguousarray(array).data.cast("B") if array.size else memoryview(b"")
+    piece = 1 << 24
+    for start in range(0, len(flat), piece):
+        yield bytes(flat[start : start + piece])
+
+
+def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    file = io.BytesIO()
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue()
+
+
+def refuse_both(json_wanted: bool, output: Path | None) -> None:
+    """Standard output holds data or a report, not both."""
+    if json_wanted and output == STDIN:
+        raise EngramctlError("--json", "an output file beside it", "-o -, which is standard output too")

@@ -1,0 +1,70 @@
+"""Hash constants from wherever they are: the profile, a params file, a container, a checkpoint; and what derivation
+says of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl import maps, params_file, profiles
+from engramctl.hash_params import HashParams, Status, compare, derive, published
+from engramctl.profiles import Profile, Sizes
+from engramctl.source import FoundMap, fitting_map, is_container, open_source, subset_params
+from formats.disk import ReadFile
+
+
+@dataclass(frozen=True)
+class Found:
+    """Constants, where they came from, and the whole model's sizes (None where the source does not say)."""
+
+    params: HashParams
+    origin: str
+    whole: Sizes | None
+
+
+def read(source: Path | None, profile_name: str | None = None, token_map: Path | None = None) -> Found:
+    """The constants of `source`; without one, the profile's published ones. `token_map` replaces the source's map."""
+    profile, given = profiles.load(profile_name or profiles.DEFAULT), maps.given(token_map)
+    if source is None:
+        ids = None if given is None else fitting_map(given, profile.sizes, given.origin).ids
+        return Found(published(profile, ids), f"profile {profile.name}", profile.sizes)
+    if source.is_dir() or is_container(source) or source.suffix == ".safetensors":
+        with open_source(source, profile_name, given) as opened:
+            return Found(opened.params(), str(source), opened.whole)
+    with ReadFile.open(source) as file:
+        found = params_file.read(file.read(0, min(file.size, params_file.MOST_BYTES + 1), "params"), str(source))
+    ids = _map_for(found["token_map"], given, profile, source)
+    return Found(params_file.with_map(found, ids, str(source)), str(source), None)
+
+
+def _map_for(
+    stored: NDArray[np.uint32] | None, given: FoundMap | None, profile: Profile, source: Path
+) -> NDArray[np.uint32]:
+    if given is not None:
+        return given.ids
+    return profile.token_map() if stored is None else stored
+
+
+def statuses(found: Found, profile: Profile) -> dict[str, Status]:
+    """For each constant whether derivation from the sizes gives it; `stored only` where the sizes are not known."""
+    return compare(found.params, derived(found, profile))
+
+
+def derived(found: Found, profile: Profile) -> HashParams | None:
+    """What the released code would derive for the same sizes and map; None where the sizes are not known."""
+    whole, params = found.whole, found.params
+    if whole is None:  # a params file: the profile's sizes, if its numbers are the profile's
+        rows = tuple(
+            rows for layer, rows in zip(profile.sizes.layers, profile.sizes.rows, strict=True) if layer in params.layers
+        )
+        if (params.rows, params.token_map.size, params.compressed) != (
+            rows,
+            profile.sizes.vocabulary,
+            profile.sizes.compressed,
+        ):
+            return None
+        whole = profile.sizes
+    return subset_params(derive(whole, params.token_map, profile.seed), params.layers)

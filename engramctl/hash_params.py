@@ -1,0 +1,200 @@
+"""HashParams: everything between a token id and a row number. One gate checks it; nothing behind the gate doubts it.
+
+    row[layer, column] = (xor over the order's tokens of id * multiplier) mod modulus[column] + offset[column]
+
+Derivation (a check on stored constants, since NumPy's generator promises no stream across versions): moduli are the
+unused
+primes from `base` upwards in one ascending walk over layers, orders and heads; multipliers come from
+`numpy.random.default_rng(seed + 10007 * layer)`, odd, and below 2**63 / compressed so that no product overflows.
+Source: deepseek-ai/DeepSeek-V4.1-Flash inference/engram.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl.errors import EngramctlError
+from engramctl.profiles import HashRule, Profile, Sizes
+
+DEAD = -1  # a position that is no text (an image): it blocks look-back, its own rows are all filler
+INT64_MAX = 2**63 - 1
+SEED_STEP = 10007  # a layer's generator is seeded with seed + SEED_STEP * layer
+MOST_COLUMNS = 1 << 12  # derivation of more is refused: a config that asks for it is not a model's
+
+V41_RULE = HashRule("map", "newest_first", "current", ("start", "dead"), "pad", True, "xor_mul", "order")
+
+Status = Literal["stored = derived", "stored only", "conflict"]
+
+
+@dataclass(frozen=True)
+class HashParams:
+    """L layers, N n-gram size, C = (N - 1) * heads columns, V token ids."""
+
+    layers: tuple[int, ...]
+    rows: tuple[int, ...]  # [L] rows in each layer's table
+    heads: int
+    compressed: int  # every id after the map is below this
+    pad_id: int  # compressed filler
+    token_map: NDArray[np.uint32]  # [V]
+    multipliers: NDArray[np.uint64]  # [L, N]; position 0 is the current token
+    moduli: NDArray[np.uint64]  # [L, C]
+    offsets: NDArray[np.uint64]  # [L, C]
+    rule: HashRule = V41_RULE
+
+    @property
+    def size(self) -> int:
+        return int(self.multipliers.shape[1])
+
+    @property
+    def columns(self) -> int:
+        return (self.size - 1) * self.heads
+
+    def check(self, where: str = "hash constants") -> HashParams:
+        """Everything the hash relies on, once; the first thing that does not hold raises `EngramctlError`."""
+        layers = len(self.layers)
+        if self.rule != V41_RULE:
+            raise EngramctlError(where, f"the rule {V41_RULE}", f"{self.rule}, which is not defined here")
+        shapes = [("multipliers", self.multipliers, self.size), ("moduli", self.moduli, self.columns)]
+        for name, array, each in [*shapes, ("offsets", self.offsets, self.columns)]:
+            if array.shape != (layers, each) or array.dtype != np.uint64:
+                raise EngramctlError(where, f"{name} uint64 [{layers}, {each}]", f"{array.dtype} {list(array.shape)}")
+        if self.size < 2 or self.heads < 1 or layers < 1 or len(self.rows) != layers:
+            raise EngramctlError(
+                where, "at least one layer, order and head", f"{layers} layers, size {self.size}, {self.heads} heads"
+            )
+        if not 1 <= self.compressed <= 2**32 or not 0 <= self.pad_id < self.compressed:
+            raise EngramctlError(where, f"a pad id below the {self.compressed} compressed ids", f"{self.pad_id}")
+        if self.token_map.ndim != 1 or not self.token_map.size or int(self.token_map.max()) >= self.compressed:
+            raise EngramctlError(
+                where, f"token map entries below {self.compressed}", f"{self.token_map.max(initial=0)}"
+            )
+        most = INT64_MAX // self.compressed
+        if not (self.multipliers % np.uint64(2)).all() or int(self.multipliers.max()) > most:
+            raise EngramctlError(where, f"odd multipliers up to {most}", f"{self.multipliers.tolist()}")
+        for layer, rows, moduli, offsets in zip(self.layers, self.rows, self.moduli, self.offsets, strict=True):
+            for column in range(self.columns):
+                modulus, offset = int(moduli[column]), int(offsets[column])
+                if modulus < 1 or offset + modulus > rows:
+                    what = f"layer {layer} column {column}: a modulus of at least 1 that ends within {rows} rows"
+                    raise EngramctlError(where, what, f"offset {offset} and modulus {modulus}")
+        return self
+
+    def compress(self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        """[T] token ids and mask (True: text) -> [T] compressed ids, DEAD where masked; ids outside the map are
+        refused."""
+        if tokens.ndim != 1 or not (np.issubdtype(tokens.dtype, np.integer) or not tokens.size):
+            raise EngramctlError("token ids", "a row of integers", f"{tokens.dtype} {list(tokens.shape)}")
+        if mask is not None and mask.shape != tokens.shape:
+            raise EngramctlError("mask", f"one entry for each of {tokens.size} token ids", f"{mask.size}")
+        outside = np.flatnonzero((tokens < 0) | (tokens >= self.token_map.size))
+        if outside.size:
+            first = int(outside[0])
+            raise EngramctlError(
+                "token ids", f"ids in 0..{self.token_map.size - 1}", f"{tokens[first]} at position {first}"
+            )
+        ids = self.token_map[tokens.astype(np.int64)].astype(np.int64)
+        return ids if mask is None else np.where(mask, ids, DEAD)
+
+    def past(self, history: Sequence[int]) -> NDArray[np.int64]:
+        """Compressed ids before the first token, oldest first, DEAD for a dead position; bad ones are refused."""
+        ids = np.array(list(history), np.int64) if len(history) else np.empty(0, np.int64)
+        if ids.size >= self.size:
+            raise EngramctlError("history", f"at most {self.size - 1} compressed ids", f"{ids.size}")
+        if ids.size and not (int(ids.min()) >= DEAD and int(ids.max()) < self.compressed):
+            raise EngramctlError(
+                "history",
+                f"compressed ids in 0..{self.compressed - 1}, or {DEAD} for a dead position",
+                f"{ids.tolist()}",
+            )
+        return ids
+
+
+def derive(sizes: Sizes, token_map: NDArray[np.uint32], seed: int = 0) -> HashParams:
+    """The constants that the released code derives from the sizes and the token map. Not yet checked."""
+    if sizes.columns * len(sizes.layers) > MOST_COLUMNS:
+        raise EngramctlError("config", f"at most {MOST_COLUMNS} hash columns", f"{sizes.columns * len(sizes.layers)}")
+    moduli = np.array(unused_primes(sizes.base, sizes.columns * len(sizes.layers)), np.uint64)
+    moduli = moduli.reshape(len(sizes.layers), sizes.columns)
+    offsets = np.zeros_like(moduli)
+    offsets[:, 1:] = np.cumsum(moduli, axis=1)[:, :-1]
+    return HashParams(
+        layers=sizes.layers,
+        rows=sizes.rows,
+        heads=sizes.heads,
+        compressed=sizes.compressed,
+        pad_id=int(token_map[sizes.pad_token_id]),
+        token_map=token_map,
+        multipliers=np.array(
+            [pcg64_multipliers(layer, sizes.size, sizes.compressed, seed) for layer in sizes.layers], np.uint64
+        ),
+        moduli=moduli,
+        offsets=offsets,
+    )
+
+
+def published(profile: Profile, token_map: NDArray[np.uint32] | None = None) -> HashParams:
+    """The profile's published constants (the main entry for `hash` without a file), checked."""
+    sizes, token_map = profile.sizes, profile.token_map() if token_map is None else token_map
+    pad = int(token_map[sizes.pad_token_id])
+    constants = (profile.multipliers, profile.moduli, profile.offsets)
+    return HashParams(
+        sizes.layers, sizes.rows, sizes.heads, sizes.compressed, pad, token_map, *constants, profile.rule
+    ).check()
+
+
+def unused_primes(base: int, count: int) -> list[int]:
+    """The first `count` primes from `base` upwards: what a walk that restarts at base - 1 with one seen set gives."""
+    primes: list[int] = []
+    candidate = max(base, 2)
+    while len(primes) < count:
+        if is_prime(candidate):
+            primes.append(candidate)
+        candidate += 1
+    return primes
+
+
+def is_prime(n: int) -> bool:
+    """Miller-Rabin with the bases that decide every n below 2**64 (Sinclair's and Jaeschke's sets: the first 12
+    primes)."""
+    small = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+    if n < 2 or any(n % p == 0 for p in small):
+        return n in small
+    odd, twos = n - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    return all(_passes(n, base, odd, twos) for base in small)
+
+
+def _passes(n: int, base: int, odd: int, twos: int) -> bool:
+    x = pow(base, odd, n)
+    return x in (1, n - 1) or any((x := x * x % n) == n - 1 for _ in range(twos - 1))
+
+
+def pcg64_multipliers(layer: int, size: int, compressed: int, seed: int = 0) -> list[int]:
+    """`size` odd multipliers of a layer, each below 2**63 / compressed."""
+    half = INT64_MAX // compressed // 2
+    drawn = np.random.default_rng(seed + SEED_STEP * layer).integers(0, half, size=size)
+    return [int(x) * 2 + 1 for x in drawn]
+
+
+def digest(array: NDArray[Any], dtype: str = "<i8") -> str:
+    """SHA-256 of an array's integers in the given byte order and width, as publications give it."""
+    return hashlib.sha256(np.ascontiguousarray(array).astype(dtype).tobytes()).hexdigest()
+
+
+def compare(stored: HashParams, derived: HashParams | None) -> dict[str, Status]:
+    """For each constant: does the derivation give what is stored?"""
+    statuses: dict[str, Status] = {}
+    for name in ("multipliers", "moduli", "offsets", "pad_id"):
+        if derived is None:
+            statuses[name] = "stored only"
+        else:
+            same = np.array_equal(getattr(stored, name), getattr(derived, name))
+            statuses[name] = "stored = derived" if same else "conflict"
+    return statuses

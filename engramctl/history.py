@@ -1,0 +1,73 @@
+"""History: the compressed ids of one sequence, so that chunks, single tokens, forks and rollbacks all hash alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl.errors import EngramctlError
+from engramctl.hash_params import DEAD, HashParams
+
+Snapshot = tuple[int, ...]
+HashRows = Callable[..., NDArray[np.int64]]
+
+
+class History:
+    """One sequence's past. Rows at a position depend on the size - 1 positions before it, and on nothing else.
+
+    Every position's compressed id is kept (4 bytes a token), so any earlier length can be returned to.
+    """
+
+    def __init__(self, params: HashParams, past: Snapshot = ()) -> None:
+        self.params = params
+        self._ids: list[int] = list(past)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def tail(self) -> tuple[int, ...]:
+        """The last size - 1 compressed ids, oldest first, DEAD where dead; fewer where the sequence is shorter."""
+        return tuple(self._ids[max(0, len(self._ids) - self.params.size + 1) :])
+
+    def append(
+        self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None = None, using: HashRows | None = None
+    ) -> NDArray[np.int64]:
+        """[T] token ids (mask True: text) -> [T, L, C] rows; refused ids leave the history as it was.
+
+        `using` is the `hash_rows` to call: the reference's unless another is given.
+        """
+        ids = self.params.compress(tokens, mask)
+        from engramctl import reference
+
+        rows = (using or reference.hash_rows)(tokens, self.params, mask, self.tail())
+        self._ids.extend(ids.tolist())
+        return rows
+
+    def mask(self, count: int) -> NDArray[np.int64]:
+        """Append `count` dead positions (an image): [count, L, C] rows, all of them the filler's."""
+        return self.append(np.zeros(count, np.int64), np.zeros(count, np.bool_))
+
+    def snapshot(self) -> Snapshot:
+        """Everything needed to come back here; unaffected by what follows."""
+        return tuple(self._ids)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self._ids = list(snapshot)
+
+    def fork(self) -> History:
+        """An independent sequence with the same past."""
+        return History(self.params, self.snapshot())
+
+    def rollback(self, length: int) -> None:
+        """Forget every position from `length` on (a rejected draft); a length beyond the end is refused."""
+        if not 0 <= length <= len(self._ids):
+            raise EngramctlError("rollback", f"a length in 0..{len(self._ids)}", f"{length}")
+        del self._ids[length:]
+
+    def reset(self) -> None:
+        self._ids.clear()
+
+
+__all__ = ["DEAD", "History", "Snapshot"]

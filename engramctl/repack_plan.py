@@ -1,0 +1,225 @@
+"""The plan of a conversion: every key, tensor and place of the output, before a byte is written.
+
+It is a function of the checkpoint and the request alone: no time, host or path, so that equal input gives equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from engramctl import __version__, config
+from engramctl.checkpoint import CheckpointSource
+from engramctl.errors import EngramctlError
+from engramctl.extents import data_rows
+from engramctl.shapes import PROJECTION_BLOCK
+from formats import disk, row264
+from formats import gguf_file as gguf
+from formats.dialects import DS4, Key
+from formats.errors import FormatError
+
+KvType = Literal["f16", "bf16", "f32"]
+
+F32_LIMIT = 2.0**127
+TYPE_IDS = {known.name: number for number, known in gguf.GGML_TYPES.items()}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One tensor of the output: what it is made from and where it goes."""
+
+    name: str
+    role: str
+    layer: int
+    type: str  # ggml type name
+    shape: tuple[int, ...]  # ne order
+    size: int
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about the output but the tensor bytes."""
+
+    source: CheckpointSource
+    layout: gguf.Layout
+    targets: tuple[Target, ...]
+    kv_type: KvType
+    data_bytes: int  # to be written: holes left out
+
+    def identity(self) -> dict[str, Any]:
+        """What an interrupted run must find unchanged to go on: the request, and the source's files."""
+        shards = {tensor.path: None for tensor in self.source.tensors.values()}
+        return {
+            "version": __version__,
+            "profile": self.source.profile.name,
+            "header": hashlib.sha256(self.layout.header).hexdigest(),
+            "size": self.layout.file_size,
+            "shards": {path.name: _identity(path) for path in shards},
+        }
+
+
+def _identity(path: Path) -> list[int]:
+    status = disk.system.status(path)
+    return [status.st_size, status.st_mtime_ns]
+
+
+def plan(
+    source: CheckpointSource, kv_type: KvType = "f16", source_url: str | None = None, source_revision: str | None = None
+) -> Plan:
+    """Keys, tensors and places of the output; a config that does not fit the dialect's types raises `FormatError`."""
+    sizes, params = source.sizes, source.params()
+    _require_ds4_rules(source)
+    kv = kv_type.upper()
+    targets = []
+    for layer in sizes.layers:
+        gate = (sizes.hidden, sizes.streams)
+        targets += [_target(role, layer, "F32", gate) for role in ("q_weight", "k_weight")]
+        targets.append(_target("projection", layer, kv, (sizes.inputs, sizes.outputs)))
+    for layer, rows in zip(sizes.layers, sizes.rows, strict=True):
+        targets.append(_target("table", layer, "I8", (row264.ROW_BYTES, rows)))
+    constants: dict[str, Any] = {
+        "encoding": DS4.encoding,
+        "layers": sizes.layers,
+        "rows": sizes.rows,
+        "compressed": sizes.compressed,
+        "pad_id": params.pad_id,
+        "token_map": params.token_map,
+        "moduli": params.moduli.reshape(-1),
+        "multipliers": params.multipliers.reshape(-1),
+    }
+    keys = [("general.architecture", gguf.string(DS4.architecture)), (gguf.ALIGNMENT_KEY, gguf.u32(DS4.alignment))]
+    keys.append(("general.name", gguf.string(f"{source.profile.title} Engram")))
+    if source_url is not None:
+        keys.append(("general.source.url", gguf.string(source_url)))
+    if source_revision is not None:
+        keys.append(("general.source.revision", gguf.string(source_revision)))
+    if source.config_text is not None and source.config is not None:
+        keys.append((DS4.config, gguf.string(source.config_text)))
+        keys += _hyperparameters(dict(source.config), source)
+    keys += [(key.name, value_of(key, constants[role], str(source.path))) for role, key in DS4.keys.items()]
+    layout = gguf.encode_header(keys, [(t.name, TYPE_IDS[t.type], t.shape, t.size) for t in targets], DS4.alignment)
+    placed = tuple(Target(t.name, t.role, t.layer, t.type, t.shape, t.size, layout.starts[t.name]) for t in targets)
+    return Plan(source, layout, placed, kv_type, _data_bytes(source, layout, placed))
+
+
+def _target(role: str, layer: int, kind: str, shape: tuple[int, int]) -> Target:
+    return Target(
+        DS4.tensors[role].format(layer=layer), role, layer, kind, shape, gguf.tensor_bytes(TYPE_IDS[kind], shape) or 0
+    )
+
+
+def _data_bytes(source: CheckpointSource, layout: gguf.Layout, targets: tuple[Target, ...]) -> int:
+    total = len(layout.header)
+    for target in targets:
+        if target.role == "table":
+            total += sum(last - first for first, last in data_rows(source.table(target.layer))) * row264.ROW_BYTES
+        elif target.role == "projection":
+            total += sum(count for _, count in bands(source, target.layer)) * (target.size // target.shape[1])
+        else:
+            total += target.size
+    return total
+
+
+def bands(source: CheckpointSource, layer: int) -> Iterator[tuple[int, int]]:
+    """(first row, rows) of each band of the projection that shares scales; one in a hole is zeros, and stays a hole."""
+    tensor = source.tensors[layer, "projection"]
+    file, (outputs, inputs) = source.file(tensor), tensor.shape
+    for row in range(0, outputs, PROJECTION_BLOCK):
+        count = min(PROJECTION_BLOCK, outputs - row)
+        start = tensor.start + row * inputs
+        if any(True for _ in file.data(start, start + count * inputs)):
+            yield row, count
+
+
+def _require_ds4_rules(source: CheckpointSource) -> None:
+    """What the dialect cannot express: other widths, rows that are not the moduli's sum, numbers beyond u32."""
+    sizes, params = source.sizes, source.params()
+    if sizes.width != row264.WIDTH:
+        raise EngramctlError(
+            str(source.path), f"rows of {row264.WIDTH} values for dialect {DS4.name}", f"{sizes.width}"
+        )
+    for layer, rows, moduli in zip(sizes.layers, sizes.rows, params.moduli, strict=True):
+        if int(moduli.sum()) != rows:
+            raise EngramctlError(
+                str(source.path), f"{int(moduli.sum())} rows in layer {layer}, the sum of its primes", f"{rows}"
+            )
+
+
+def value_of(key: Key, value: object, path: str) -> gguf.Value:
+    """The value with exactly the key's type; one that does not fit raises `FormatError`."""
+    kind, item = key.type.removesuffix("[]"), key.type.endswith("[]")
+    if item and isinstance(value, np.ndarray):  # ours: checked where it was made
+        return gguf.u64s(value) if kind == "u64" else gguf.u32s(value)
+    values: list[Any] = list(value) if item and isinstance(value, (list, tuple)) else [value]
+    if item != isinstance(value, (list, tuple)) or not all(_fits(kind, one) for one in values):
+        raise FormatError(path, key.name, f"a value that fits {key.type}", f"{value!r:.40}")
+    if item:
+        return gguf.u32s([int(one) for one in values])
+    if kind == "u32":
+        return gguf.u32(int(values[0]))
+    if kind == "f32":
+        return gguf.f32(float(values[0]))
+    return gguf.boolean(values[0]) if kind == "bool" else gguf.string(values[0])
+
+
+def _fits(kind: str, value: object) -> bool:
+    if kind == "string":
+        return isinstance(value, str)
+    if isinstance(value, bool) or kind == "bool":
+        return isinstance(value, bool) and kind == "bool"
+    if not isinstance(value, (int, float)):
+        return False
+    if kind == "u32":
+        return 0 <= value < 2**32 and (isinstance(value, int) or value.is_integer())
+    return abs(value) < F32_LIMIT
+
+
+def _hyperparameters(parsed: dict[str, Any], source: CheckpointSource) -> list[tuple[str, gguf.Value]]:
+    """Each published hyperparameter that the config has, under the dialect's prefix and with its type."""
+    path = str(source.path / "config.json")
+    part = config.text_part(parsed, path)
+    keys = []
+    for key in DS4.hyperparameters:
+        names = key.name.removeprefix(f"{DS4.architecture}.").split(".")
+        value: Any = part
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            continue
+        if names == ["compress_ratios"] and isinstance(value, list):
+            value = value[: part.get("num_hidden_layers") or len(value)]  # the rest are the draft blocks'
+        keys.append((key.name, value_of(key, value, path)))
+    return keys
+
+
+def describe(made: Plan) -> dict[str, Any]:
+    """The plan in numbers, for `--dry-run` and `--json`."""
+    tensors = [
+        {"name": t.name, "type": t.type, "shape": list(t.shape), "start": t.start, "bytes": t.size}
+        for t in made.targets
+    ]
+    return {
+        "dialect": DS4.name,
+        "layers": list(made.source.sizes.layers),
+        "token_map": made.source.token_map().origin,
+        "file_bytes": made.layout.file_size,
+        "data_bytes": made.data_bytes,
+        "tensors": tensors,
+    }
+
+
+def as_table(facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The plan for people: headings and rows."""
+    rows = [
+        [t["name"], t["type"], " x ".join(map(str, t["shape"])), f"{t['start']:,}", f"{t['bytes']:,}"]
+        for t in facts["tensors"]
+    ]
+    rows.append(["file", facts["dialect"], "", "", f"{facts['file_bytes']:,}"])
+    rows.append(["to be written (holes stay holes)", "", "", "", f"{facts['data_bytes']:,}"])
+    return ["tensor", "type", "shape", "starts at", "bytes"], rows

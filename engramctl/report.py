@@ -1,0 +1,107 @@
+"""Results for people and for scripts: the only importer of rich."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from engramctl.verify.result import Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def as_json(command: str, ok: bool, body: Mapping[str, Any]) -> None:
+    """Exactly one JSON object on standard output."""
+    report = {"schema": f"engramctl/{command}/1", "ok": ok, **body}
+    sys.stdout.write(json.dumps(report, indent=1) + "\n")
+
+
+def check(command: str, title: str, result: Result, json_wanted: bool) -> None:
+    """A check's result: JSON, or a line that says it all and then the findings."""
+    if json_wanted:
+        findings = [
+            {"check": f.check, "where": f.where, "expected": f.expected, "found": f.found} for f in result.findings
+        ]
+        coverage = result.coverage.__dict__
+        body = {
+            "findings": findings,
+            "findings_total": result.total,
+            "coverage": coverage,
+            "diagnosis": None,
+            "notes": result.notes,
+        }
+        as_json(command, result.ok, body | result.extra)
+        return
+    seen = result.coverage
+    share = f"{seen.checked:,} of {seen.of:,} {seen.unit}" + (", sampled" if seen.sampled else "")
+    verdict = (
+        "[green]ok[/green]"
+        if result.ok
+        else f"[red]{result.total:,} {'differs' if result.total == 1 else 'differ'}[/red]"
+    )
+    console = _console()
+    console.print(f"{_plain(title)}: {verdict} ({share})")
+    for f in result.findings:
+        console.print(f"  {_plain(f.where)}: expected {_plain(f.expected)}, found {_plain(f.found)}")
+    if result.total > len(result.findings):
+        console.print(f"  and {result.total - len(result.findings):,} more")
+    for note in result.notes:
+        console.print(f"  note: {_plain(note)}")
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> None:
+    """Names and values, one a line, aligned."""
+    width = max((len(name) for name, _ in pairs), default=0)
+    console = _console()
+    for name, value in pairs:
+        console.print(f"[bold]{_plain(name):<{width}}[/bold]  {_plain(value)}")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table for people, on standard output."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        shown.add_column(heading, overflow="fold")
+    for row in rows:
+        shown.add_row(*(_plain(cell) for cell in row))
+    _console().print(shown)
+
+
+@contextmanager
+def progress(total: int, what: str, quiet: bool) -> Iterator[Any]:
+    """A bar with rate and time left on standard error where that is a terminal; yields a function of bytes done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, advance=done)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+
+
+def _plain(text: str) -> str:
+    """Text that rich must not read as markup, with nothing in it that moves a cursor."""
+    from rich.markup import escape
+
+    return escape("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
