@@ -1,4 +1,4 @@
-"""Arrays as their headers describe them: a name, a dtype, a shape; and memory only once the caller has agreed to them."""
+"""Arrays as their headers describe them: name, dtype and shape, and memory only once the caller has agreed to them."""
 
 from __future__ import annotations
 
