@@ -29,6 +29,9 @@ def shown(value: object, longest: int = 80) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, dict):
         return f"an object of {len(value)}"
-    if isinstance(value, str):
-        return json.dumps(value) if len(value) <= longest else json.dumps(value[:longest])[:-1] + '..."'
-    return json.dumps(value)
+    if not isinstance(value, str):
+        return json.dumps(value)
+    kept = value[:longest]
+    while len(line := json.dumps(kept).replace("\x7f", "\\u007f")) > 2 * longest:
+        kept = kept[: len(kept) // 2]
+    return line if kept == value else line[:-1] + '..."'

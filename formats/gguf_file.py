@@ -109,7 +109,7 @@ class GgufHeader:
         for tensor in self.tensors:
             if tensor.name == name:
                 return tensor
-        raise FormatError(self.path, None, f"a tensor {name}", f"none among {len(self.tensors)}")
+        raise FormatError(self.path, None, f"a tensor {shown(name)}", f"none among {len(self.tensors)}")
 
     def span_errors(self) -> list[tuple[str, str, str]]:
         """(tensor, expected, found): past the end of the file, off the alignment, inside the tensor before."""
@@ -123,9 +123,8 @@ class GgufHeader:
                 errors.append((tensor.name, f"an offset that {self.alignment} divides", f"{tensor.offset}"))
             if before is not None and tensor.start < before.start + (before.size or 0):
                 end_before = before.start + (before.size or 0)
-                errors.append(
-                    (tensor.name, f"its bytes from {end_before} on, after {before.name}", f"from {tensor.start} on")
-                )
+                after = f"its bytes from {end_before} on, after {shown(before.name)}"
+                errors.append((tensor.name, after, f"from {tensor.start} on"))
             if before is None or end > before.start + (before.size or 0):
                 before = tensor
         return errors
@@ -227,7 +226,8 @@ def _info(scan: Scan, name: str) -> tuple[int, tuple[int, ...], int]:
     size = tensor_bytes(kind, shape)
     if max(count, size or 0, *shape, offset) > ELEMENT_LIMIT:
         raise FormatError(scan.path, at, f"{what} counted in 63 bits", f"shape {list(shape)}, offset {offset}")
-    if size is not None and (shape[0] if shape else 1) % GGML_TYPES[kind].block:
+    row = shape[0] if shape else 1
+    if size is not None and row % GGML_TYPES[kind].block:
         block = GGML_TYPES[kind]
-        raise FormatError(scan.path, at, f"{what} in rows of whole {block.name} blocks of {block.block}", f"{shape[0]}")
+        raise FormatError(scan.path, at, f"{what} in rows of whole {block.name} blocks of {block.block}", f"{row}")
     return kind, shape, offset

@@ -177,7 +177,7 @@ def read_checkpoint(path: str | PathLike[str], wanted: Callable[[str], bool], st
         if not there[shard]:
             missing[name] = shard
             if strict and wanted(name):
-                raise FormatError(path / shard, None, f"the shard that holds {name}", "nothing there")
+                raise FormatError(path / shard, None, f"the shard that holds {shown(name)}", "nothing there")
         elif wanted(name):
             names = promised.setdefault(path / shard, [])
             assert names is not None
@@ -219,7 +219,9 @@ def _gather(
             if name not in shard.tensors:
                 differs(file, f"tensor {shown(name)}", "a tensor that the index promises", "none")
             elif name in tensors:
-                differs(file, f"tensor {shown(name)}", f"it in {tensors[name].path.name} alone", "it here as well")
+                differs(
+                    file, f"tensor {shown(name)}", f"it in {shown(tensors[name].path.name)} alone", "it here as well"
+                )
             else:
                 tensors[name] = shard.tensors[name]
     return Checkpoint(path, config, tensors, tuple(shards), missing, tuple(problems))

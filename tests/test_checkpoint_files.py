@@ -41,7 +41,7 @@ def test_a_wanted_tensor_of_an_absent_shard_is_refused_by_name(checkpoint: Path)
     with pytest.raises(FormatError) as refused:
         read_checkpoint(checkpoint, lambda name: True)
     place = checkpoint / "s2.safetensors"
-    assert str(refused.value) == f"{place}: expected the shard that holds d, found nothing there"
+    assert str(refused.value) == f'{place}: expected the shard that holds "d", found nothing there'
 
 
 def test_a_lenient_reading_lists_what_a_strict_one_refuses(checkpoint: Path) -> None:
@@ -77,7 +77,7 @@ def test_without_an_index_every_shard_is_opened(checkpoint: Path) -> None:
 def test_without_an_index_no_tensor_is_in_two_shards(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors.index.json").unlink()
     (checkpoint / "s2.safetensors").write_bytes((checkpoint / "s1.safetensors").read_bytes())
-    with pytest.raises(FormatError, match=r's2.safetensors at tensor "c": expected it in s1.safetensors alone'):
+    with pytest.raises(FormatError, match=r's2.safetensors at tensor "c": expected it in "s1.safetensors" alone'):
         read_checkpoint(checkpoint, lambda name: True)
     assert len(read_checkpoint(checkpoint, lambda name: True, strict=False).problems) == 1
 
