@@ -88,6 +88,11 @@ def _named(path: PathLike) -> Iterator[None]:
         raise
 
 
+def _bytes_of(view: memoryview) -> memoryview:
+    """An array's bytes; Python casts no view that has a zero in its shape."""
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
 class _Open:
     """A path and its descriptor, closed once."""
 
@@ -136,8 +141,7 @@ class ReadFile(_Open):
         return bytes(data)
 
     def read_into(self, view: memoryview, offset: int, what: str) -> None:
-        view = view.cast("B")
-        done = 0
+        view, done = _bytes_of(view), 0
         with _named(self.path):
             while done < len(view):
                 try:
@@ -195,8 +199,7 @@ class WriteFile(_Open):
         return cls(path, system.open(path, os.O_WRONLY))
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        done = 0
+        view, done = _bytes_of(memoryview(data)), 0
         with _named(self.path):
             while done < len(view):
                 try:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from faults import Faulty
 
@@ -34,6 +35,17 @@ def test_a_file_is_written_whole_and_alone(tmp_path: Path, system: Faulty, monke
     write_whole(tmp_path / "out", [CONTENT[:100], bytearray(CONTENT[100:500]), memoryview(CONTENT)[500:], b""])
     assert (tmp_path / "out").read_bytes() == CONTENT
     assert names(tmp_path) == ["out"]
+
+
+def test_arrays_are_their_bytes_empty_ones_too(tmp_path: Path) -> None:
+    words = np.arange(24, dtype=np.uint16).reshape(4, 6)
+    write_whole(tmp_path / "out", [memoryview(words), memoryview(np.empty((0, 8), np.uint8))])
+    assert (tmp_path / "out").read_bytes() == words.tobytes()
+    back = np.zeros((2, 6), np.uint16)
+    with ReadFile.open(tmp_path / "out") as opened:
+        opened.read_into(memoryview(back), 12, "rows")
+        opened.read_into(memoryview(back[:0]), 48, "no rows")
+    assert np.array_equal(back, words[1:3])
 
 
 def test_words_count_as_their_bytes(tmp_path: Path) -> None:
