@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engramctl import rowsets
 from engramctl.cli.options import STDIN, IdsFormat
 from engramctl.errors import EngramctlError
 from formats.disk import ReadFile
@@ -209,29 +210,13 @@ def read_rows(rows: str | None, rows_file: Path | None, count: int) -> NDArray[n
     if (rows is None) == (rows_file is None):
         raise EngramctlError("row numbers", "one of --rows and --rows-file", "none" if rows is None else "both")
     if rows is not None:
-        return row_set(rows, "--rows", count)
+        return rowsets.expand(rowsets.parse(rows, "--rows"), "--rows", count)
     path = rows_file or STDIN
     data, name = read_bytes(path), label(path)
     if not data.startswith(NPY_MAGIC):
-        return row_set(_utf8(data, name), name, count)
+        listed = ",".join(_utf8(data, name).replace(",", " ").split())
+        return rowsets.expand(rowsets.parse(listed, name), name, count)
     array = read_npy(data, name)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise FormatError(name, None, "one row of integers", f"{array.dtype} {list(array.shape)}")
     return array.astype(np.int64)
-
-
-def row_set(text: str, where: str, count: int) -> NDArray[np.int64]:
-    """`0,5,100:200` -> those rows, half open, order and duplicates kept; a range must lie within 0..count."""
-    parts = []
-    for item in text.replace(",", " ").split():
-        first, colon, last = item.partition(":")
-        edges = integers(" ".join(edge for edge in (first, last) if edge), where)
-        if edges.size != 1 + bool(colon) or (colon and not first):
-            raise EngramctlError(where, "row numbers and ranges such as 0,5,100:200", f"{item[:40]!r}")
-        start, end = int(edges[0]), int(edges[-1]) if colon else int(edges[0]) + 1
-        if not 0 <= start <= end <= count:
-            raise EngramctlError(where, f"rows in 0..{count - 1}", f"{item[:40]}")
-        parts.append(np.arange(start, end, dtype=np.int64))
-    if not parts:
-        raise EngramctlError(where, "row numbers", "none")
-    return np.concatenate(parts)

@@ -220,16 +220,22 @@ def run(
         if stop_at in (None, StopAt.gate):
             if hidden is None:
                 raise EngramctlError("--hidden", "a file of hidden states", "none")
-            states = dumps.read_hidden(
-                hidden, (given.ids.size, opened.sizes.streams, opened.sizes.hidden), round_hidden
-            )
+            shape = (given.ids.size, opened.sizes.streams, opened.sizes.hidden)
+            states = dumps.read_hidden(hidden, shape, round_hidden)
         result = pipeline.run(
-            opened, at, given.ids, None if states is None else states.bits, given.mask, given.history,
-            "out" if stop_at is None else stop_at.value, chosen.value, activation.value, threads,
-        )  # fmt: skip
-        emit(
-            output, npy(result) if stop_at is not None or states is None else dumps.write_hidden(states, result), force
+            opened,
+            at,
+            given.ids,
+            None if states is None else states.bits,
+            given.mask,
+            given.history,
+            "out" if stop_at is None else stop_at.value,
+            chosen.value,
+            activation.value,
+            threads,
         )
+        written = npy(result) if stop_at is not None or states is None else dumps.write_hidden(states, result)
+        emit(output, written, force)
 
 
 COMMANDS = {"hash": hash_, "lookup": lookup, "run": run}
