@@ -68,3 +68,11 @@ def derived(found: Found, profile: Profile) -> HashParams | None:
             return None
         whole = profile.sizes
     return subset_params(derive(whole, params.token_map, profile.seed), params.layers)
+
+
+def differs_from_profile(found: Found, profile: Profile) -> list[str]:
+    """Names of the constants that are not the profile's published ones for the same layers."""
+    kept = [i for i, layer in enumerate(profile.sizes.layers) if layer in found.params.layers]
+    theirs = {name: getattr(profile, name)[kept] for name in ("multipliers", "moduli", "offsets")}
+    theirs["rows"] = tuple(profile.sizes.rows[i] for i in kept)
+    return [name for name, value in theirs.items() if not np.array_equal(getattr(found.params, name), value)]

@@ -108,15 +108,23 @@ def params(
 
     known = profiles.load(profile or profiles.DEFAULT)
     found = constants.read(source, profile, token_map)
-    statuses = constants.statuses(found, known)
+    statuses, differs = constants.statuses(found, known), constants.differs_from_profile(found, known)
     if to is ParamsForm.npz:
         data = params_file.to_npz(found.params)
     else:
-        facts = {"schema": params_file.SCHEMA, "ok": True, "origin": found.origin, "derivation": statuses}
+        facts = {
+            "schema": params_file.SCHEMA,
+            "ok": True,
+            "origin": found.origin,
+            "derivation": statuses,
+            "differs_from_profile": differs,
+        }
         data = (json.dumps(facts | params_file.to_dict(found.params), indent=1) + "\n").encode()
     emit(output, [data], force)
     if not quiet:
-        edge.say(f"{found.origin}: " + ", ".join(f"{name} {status}" for name, status in statuses.items()))
+        lines = [f"{name} {status}" for name, status in statuses.items()]
+        lines.append(f"{', '.join(differs)} not the profile's" if differs else "equal to the profile")
+        edge.say(f"{found.origin}: {'; '.join(lines)}")
 
 
 def synth(

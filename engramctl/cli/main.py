@@ -36,9 +36,10 @@ def root(
     """Convert, check and explain hashed n-gram memory tables (DeepSeek V4.1 Flash Engram)."""
 
 
-for group in (about, convert, use):
-    for name, function in group.COMMANDS.items():
-        app.command(name, epilog=edge.EXITS)(function)
+COMMANDS = about.COMMANDS | convert.COMMANDS | use.COMMANDS
+ORDER = ("demo", "synth", "map", "params", "repack", "show", "hash", "lookup", "run", "profiles")  # as one meets them
+for name in sorted(COMMANDS, key=ORDER.index):
+    app.command(name, epilog=edge.EXITS)(COMMANDS[name])
 app.add_typer(check.app, name="check")
 
 
