@@ -53,28 +53,29 @@ def bf16_finite(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
 def to_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """F32 -> E4M3 codes, nearest even; beyond 448 (infinity too) becomes 448, NaN becomes 0x7F, each with its sign."""
     values = np.asarray(values, np.float32)
-    size = np.minimum(np.abs(values), np.float32(E4M3_MAX)).astype(np.float64)
+    nan = np.isnan(values)
+    size = np.where(nan, np.float32(0), np.minimum(np.abs(values), np.float32(E4M3_MAX))).astype(np.float64)
     # Neighbours are 2**(exponent-3) apart, subnormals 2**-9; size / step is exact, and rint ties to even.
-    step = np.ldexp(1.0, np.maximum(np.frexp(np.nan_to_num(size))[1] - 1, -6) - 3)
+    step = np.ldexp(1.0, np.maximum(np.frexp(size)[1] - 1, -6) - 3)
     size = np.rint(size / step) * step
-    exponent = np.maximum(np.frexp(np.nan_to_num(size))[1] - 1, -6)
-    eighths = np.nan_to_num(np.ldexp(size, 3 - exponent)).astype(np.int64)  # 8..15, or 0..7 below 2**-6
-    code = np.where(eighths < 8, eighths, (exponent + 7) * 8 + eighths - 8)
-    code = np.where(np.isnan(values), E4M3_NAN, code)
+    exponent = np.maximum(np.frexp(size)[1] - 1, -6)
+    eighths = np.ldexp(size, 3 - exponent).astype(np.int64)  # 8..15, or 0..7 below 2**-6
+    code = np.where(nan, E4M3_NAN, np.where(eighths < 8, eighths, (exponent + 7) * 8 + eighths - 8))
     codes: NDArray[np.uint8] = (code | np.signbit(values) * 0x80).astype(np.uint8)
     return codes
 
 
 def exact_in_bf16(values: NDArray[np.float16] | NDArray[np.float32]) -> NDArray[np.bool_]:
     """True where a finite value is the same in BF16."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).reshape(np.shape(values))
+    with np.errstate(invalid="ignore"):  # a NaN on its way from F16
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32).reshape(np.shape(values))
     exact: NDArray[np.bool_] = (bits & np.uint32(0xFFFF) == 0) & bf16_finite((bits >> np.uint32(16)).astype(np.uint16))
     return exact
 
 
 def exact_in_f16(values: NDArray[np.float32]) -> NDArray[np.bool_]:
     """True where a finite value is the same in F16."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         halves = values.astype(np.float16)
     exact: NDArray[np.bool_] = np.isfinite(halves) & (halves.astype(np.float32) == values)
     return exact

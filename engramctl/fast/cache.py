@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -78,7 +78,7 @@ def _compiler(function: Callable[..., None], cache: bool) -> Any:  # noqa: ANN40
     """Numba's dispatcher, which looks up the cache folder when it is made: ours for this one, then the user's again."""
     before, settings.CACHE_DIR = settings.CACHE_DIR, str(FOLDER or "")
     try:
-        return numba.njit(nogil=True, cache=cache)(function)
+        return numba.njit(nogil=True, error_model="numpy", cache=cache)(function)
     finally:
         settings.CACHE_DIR = before
 
@@ -118,9 +118,8 @@ def kernel(*arguments: types.Type) -> Callable[[Callable[..., None]], Kernel]:
 
 
 def helper(function: F) -> F:
-    """Decorator: a function for kernels to call, compiled into them."""
-    compiled: F = numba.njit(function)
-    return compiled
+    """Decorator: a function for kernels to call, compiled into them; 1 / 0 is infinity, as in the reference."""
+    return cast(F, numba.njit(error_model="numpy")(function))
 
 
 def _processors() -> int:

@@ -1,0 +1,163 @@
+"""One body over both tiers: for any shape and any operands, `fast` gives the reference's bits or its refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiers import bits, outcome
+
+from engramctl import fast, reference
+from engramctl.fast import cache
+from engramctl.fast.cache import in_parts
+from formats.floats import from_bf16
+from formats.row264 import ROW_BYTES
+
+SEEDED = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+
+# Windows of BF16 exponents: usual numbers; products among the subnormals, where a fused multiply-add rounds otherwise;
+# sums that overflow; everything at once, where most results are refused.
+WINDOWS = {"usual": (118, 130), "subnormal": (0, 60), "huge": (180, 192), "any": (0, 254)}
+windows, seeds = st.sampled_from(sorted(WINDOWS)), st.integers(0, 2**32 - 1)
+
+
+def numbers(random: np.random.Generator, window: str, *shape: int) -> np.ndarray:
+    """BF16 bits with exponents from a window; one in eight is a zero of either sign."""
+    low, high = WINDOWS[window]
+    made = random.integers(low, high + 1, shape) << 7 | random.integers(0, 1 << 7, shape)
+    made[random.integers(0, 8, shape) == 0] = 0
+    return (made | random.integers(0, 2, shape) << 15).astype(np.uint16)
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = cache._threads.count
+    yield
+    fast.use_threads(before)
+
+
+@SEEDED
+@given(seeds, st.integers(0, 40), st.booleans())
+def test_lookup_has_equal_bits_on_any_bytes(seed: int, count: int, strided: bool) -> None:
+    rows = np.random.default_rng(seed).integers(0, 256, (count, 2, ROW_BYTES), dtype=np.uint8)
+    if strided:
+        rows = rows[::-1, 1:]
+    assert outcome(fast.lookup, rows) == outcome(reference.lookup, rows)
+
+
+@SEEDED
+@given(seeds, windows, windows, st.integers(0, 5), st.integers(0, 140), st.integers(0, 100), st.booleans())
+def test_projection_has_equal_bits(seed: int, inputs: str, weights: str, T: int, K: int, N: int, plain: bool) -> None:
+    random = np.random.default_rng(seed)
+    values, weight = numbers(random, inputs, T, K), numbers(random, weights, N, K)
+    if not plain:  # read-only and in another order
+        values, weight = np.asfortranarray(values), np.asfortranarray(weight)
+        values.flags.writeable = weight.flags.writeable = False
+    assert outcome(fast.project, values, weight) == outcome(reference.project, values, weight)
+
+
+@SEEDED
+@given(
+    seeds, windows, windows, st.integers(0, 4), st.integers(1, 4), st.integers(1, 200), st.booleans(), st.booleans(),
+    st.sampled_from([1e-20, 1e-6, 0.0]),
+)  # fmt: skip
+def test_gate_has_equal_bits(
+    seed: int, window: str, weights: str, T: int, S: int, D: int, masked: bool, f32: bool, eps: float
+) -> None:
+    random = np.random.default_rng(seed)
+    hidden, key = numbers(random, window, T, S, D), numbers(random, window, T, S, D)
+    value, (q, k) = numbers(random, window, T, D), (numbers(random, weights, S, D) for _ in range(2))
+    mask = random.integers(0, 2, T) == 1 if masked else None
+    if masked:  # whatever a masked token holds does not matter
+        key[~mask], value[~mask], hidden[~mask, :, :1] = 0x7FC0, 0xFF80, 0x8000
+    if f32:
+        q, k = from_bf16(q), from_bf16(k) * np.float32(1 / 3)
+    arguments = (hidden, key, value, q, k, mask, eps)
+    found = outcome(fast.gate, *arguments)
+    assert found == outcome(reference.gate, *arguments)
+    if masked and len(found) == 2:
+        assert np.array_equal(np.array(found[1], np.uint16).reshape(T, S, D)[~mask], hidden[~mask])
+
+
+def test_operands_between_the_extremes_are_mostly_accepted_and_the_extremes_mostly_refused() -> None:
+    """What the properties above compare is bits in some windows and refusals in others, neither alone."""
+    random = np.random.default_rng(0)
+    kinds = {
+        window: isinstance(outcome(reference.project, *(numbers(random, window, n, 64) for n in (3, 50)))[0], str)
+        for window in WINDOWS
+    }
+    assert kinds == {"usual": False, "subnormal": False, "huge": True, "any": True}
+
+
+def wide() -> dict[str, tuple[np.ndarray, ...]]:
+    """Operands large enough that every function shares its work among threads."""
+    random = np.random.default_rng(7)
+    S, D = 3, 2500
+    return {
+        "lookup": (random.integers(0, 256, (9001, ROW_BYTES), dtype=np.uint8),),
+        "project": (numbers(random, "usual", 9, 3000), numbers(random, "usual", 333, 3000)),
+        "gate": (
+            numbers(random, "usual", 77, S, D), numbers(random, "usual", 77, S, D), numbers(random, "usual", 77, D),
+            numbers(random, "usual", S, D), numbers(random, "usual", S, D), random.integers(0, 4, 77) > 0,
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["lookup", "project", "gate"])
+def test_bits_do_not_depend_on_threads(name: str) -> None:
+    arguments = wide()[name]
+    want = outcome(getattr(reference, name), *arguments)
+    for threads in (1, 2, 3, 8):
+        fast.use_threads(threads)
+        assert outcome(getattr(fast, name), *arguments) == want, threads
+
+
+def test_bits_do_not_depend_on_the_batch() -> None:
+    values, weight = wide()["project"]
+    hidden, key, value, q, k, mask = wide()["gate"]
+    together, (gates, out) = fast.project(values, weight), fast.gate(hidden, key, value, q, k, mask)
+    for t in range(len(values)):
+        np.testing.assert_array_equal(fast.project(values[t : t + 1], weight[:100]), together[t : t + 1, :100])
+        one = slice(t, t + 1)
+        alone = fast.gate(hidden[one], key[one], value[one], q, k, mask[one])
+        np.testing.assert_array_equal(bits(alone[0]), bits(gates[one]))
+        np.testing.assert_array_equal(alone[1], out[one])
+
+
+class Recorder:
+    """Stands in for a kernel: remembers the parts it is asked for."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, int]] = []
+
+    def ready(self) -> None:
+        """Nothing to compile."""
+
+    def __call__(self, first: int, last: int) -> None:
+        self.parts.append((first, last))
+
+
+@pytest.mark.parametrize(
+    ("threads", "count", "least", "parts"),
+    [(1, 100, 1, 1), (4, 100, 1, 4), (4, 100, 40, 2), (4, 3, 1, 3), (4, 0, 1, 1)],
+)
+def test_parts_cover_the_work_once_and_are_not_too_small(threads: int, count: int, least: int, parts: int) -> None:
+    fast.use_threads(threads)
+    record = Recorder()
+    in_parts(record, count, least)
+    assert len(record.parts) == parts
+    assert sorted(i for first, last in record.parts for i in range(first, last)) == list(range(count))
+
+
+def test_a_failure_in_another_thread_is_raised() -> None:
+    class Failing(Recorder):
+        def __call__(self, first: int, last: int) -> None:
+            if first:
+                raise RuntimeError(f"part {first} to {last}")
+
+    fast.use_threads(2)
+    with pytest.raises(RuntimeError, match="part 5 to 10"):
+        in_parts(Failing(), 10, 1)
