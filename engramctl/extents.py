@@ -14,7 +14,7 @@ def data_rows(table: Table, first: int = 0, last: int | None = None) -> Iterator
     """Ranges of rows in which some part is no hole, ascending and apart; a bounded amount of memory whatever the
     file."""
     end = table.rows if last is None else last
-    yield from _joined(heapq.merge(*(_part_rows(part, first, end) for part in table.parts)))
+    yield from joined(heapq.merge(*(_part_rows(part, first, end) for part in table.parts)))
 
 
 def _part_rows(part: Part, first: int, end: int) -> Iterator[Range]:
@@ -22,7 +22,7 @@ def _part_rows(part: Part, first: int, end: int) -> Iterator[Range]:
         yield (start - part.start) // part.stride, -(-(stop - part.start) // part.stride)
 
 
-def _joined(ranges: Iterator[Range]) -> Iterator[Range]:
+def joined(ranges: Iterator[Range]) -> Iterator[Range]:
     """Ascending ranges, overlapping and touching ones made one."""
     current: Range | None = None
     for first, last in ranges:
