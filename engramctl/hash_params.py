@@ -3,8 +3,8 @@
     row[layer, column] = (xor over the order's tokens of id * multiplier) mod modulus[column] + offset[column]
 
 Derivation (a check on stored constants, since NumPy's generator promises no stream across versions): moduli are the
-unused
-primes from `base` upwards in one ascending walk over layers, orders and heads; multipliers come from
+unused primes
+from `base` upwards in one ascending walk over layers, orders and heads; multipliers come from
 `numpy.random.default_rng(seed + 10007 * layer)`, odd, and below 2**63 / compressed so that no product overflows.
 Source: deepseek-ai/DeepSeek-V4.1-Flash inference/engram.py.
 """
@@ -25,6 +25,8 @@ from engramctl.profiles import HashRule, Profile, Sizes
 DEAD = -1  # a position that is no text (an image): it blocks look-back, its own rows are all filler
 INT64_MAX = 2**63 - 1
 SEED_STEP = 10007  # a layer's generator is seeded with seed + SEED_STEP * layer
+MOST_COMPRESSED = 1 << 32  # a token map's entries have 32 bits
+MOST_BASE = 1 << 40  # so that a layer's moduli add up to less than 2**63, whatever their number
 MOST_COLUMNS = 1 << 12  # derivation of more is refused: a config that asks for it is not a model's
 
 V41_RULE = HashRule("map", "newest_first", "current", ("start", "dead"), "pad", True, "xor_mul", "order")
@@ -60,27 +62,29 @@ class HashParams:
         layers = len(self.layers)
         if self.rule != V41_RULE:
             raise EngramctlError(where, f"the rule {V41_RULE}", f"{self.rule}, which is not defined here")
+        if self.multipliers.ndim != 2 or self.size < 2 or self.heads < 1 or layers < 1 or len(self.rows) != layers:
+            found = f"{layers} layers, {len(self.rows)} row counts, {self.heads} heads, multipliers "
+            raise EngramctlError(where, "at least one layer, order and head", f"{found}{list(self.multipliers.shape)}")
+        if len(set(self.layers)) != layers:
+            raise EngramctlError(where, "each layer once", f"{list(self.layers)}")
         shapes = [("multipliers", self.multipliers, self.size), ("moduli", self.moduli, self.columns)]
         for name, array, each in [*shapes, ("offsets", self.offsets, self.columns)]:
             if array.shape != (layers, each) or array.dtype != np.uint64:
                 raise EngramctlError(where, f"{name} uint64 [{layers}, {each}]", f"{array.dtype} {list(array.shape)}")
-        if self.size < 2 or self.heads < 1 or layers < 1 or len(self.rows) != layers:
-            raise EngramctlError(
-                where, "at least one layer, order and head", f"{layers} layers, size {self.size}, {self.heads} heads"
-            )
-        if not 1 <= self.compressed <= 2**32 or not 0 <= self.pad_id < self.compressed:
+        if not 1 <= self.compressed <= MOST_COMPRESSED or not 0 <= self.pad_id < self.compressed:
             raise EngramctlError(where, f"a pad id below the {self.compressed} compressed ids", f"{self.pad_id}")
-        if self.token_map.ndim != 1 or not self.token_map.size or int(self.token_map.max()) >= self.compressed:
-            raise EngramctlError(
-                where, f"token map entries below {self.compressed}", f"{self.token_map.max(initial=0)}"
-            )
+        ids = self.token_map
+        if ids.ndim != 1 or not ids.size or ids.dtype != np.uint32:
+            raise EngramctlError(where, "a token map, uint32 [token ids]", f"{ids.dtype} {list(ids.shape)}")
+        if int(ids.max()) >= self.compressed:
+            raise EngramctlError(where, f"token map entries below {self.compressed}", f"{ids.max()}")
         most = INT64_MAX // self.compressed
         if not (self.multipliers % np.uint64(2)).all() or int(self.multipliers.max()) > most:
             raise EngramctlError(where, f"odd multipliers up to {most}", f"{self.multipliers.tolist()}")
         for layer, rows, moduli, offsets in zip(self.layers, self.rows, self.moduli, self.offsets, strict=True):
             for column in range(self.columns):
                 modulus, offset = int(moduli[column]), int(offsets[column])
-                if modulus < 1 or offset + modulus > rows:
+                if modulus < 1 or not offset + modulus <= rows <= INT64_MAX:
                     what = f"layer {layer} column {column}: a modulus of at least 1 that ends within {rows} rows"
                     raise EngramctlError(where, what, f"offset {offset} and modulus {modulus}")
         return self
@@ -88,10 +92,12 @@ class HashParams:
     def compress(self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         """[T] token ids and mask (True: text) -> [T] compressed ids, DEAD where masked; ids outside the map are
         refused."""
-        if tokens.ndim != 1 or not (np.issubdtype(tokens.dtype, np.integer) or not tokens.size):
+        if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and tokens.size):
             raise EngramctlError("token ids", "a row of integers", f"{tokens.dtype} {list(tokens.shape)}")
         if mask is not None and mask.shape != tokens.shape:
-            raise EngramctlError("mask", f"one entry for each of {tokens.size} token ids", f"{mask.size}")
+            raise EngramctlError("mask", f"one entry for each of {tokens.size} token ids", f"{list(mask.shape)}")
+        if mask is not None and mask.dtype != np.bool_:
+            raise EngramctlError("mask", "booleans, True for text", f"{mask.dtype}")
         outside = np.flatnonzero((tokens < 0) | (tokens >= self.token_map.size))
         if outside.size:
             first = int(outside[0])
@@ -103,22 +109,27 @@ class HashParams:
 
     def past(self, history: Sequence[int]) -> NDArray[np.int64]:
         """Compressed ids before the first token, oldest first, DEAD for a dead position; bad ones are refused."""
-        ids = np.array(list(history), np.int64) if len(history) else np.empty(0, np.int64)
-        if ids.size >= self.size:
-            raise EngramctlError("history", f"at most {self.size - 1} compressed ids", f"{ids.size}")
-        if ids.size and not (int(ids.min()) >= DEAD and int(ids.max()) < self.compressed):
-            raise EngramctlError(
-                "history",
-                f"compressed ids in 0..{self.compressed - 1}, or {DEAD} for a dead position",
-                f"{ids.tolist()}",
-            )
-        return ids
+        if len(history) >= self.size:
+            raise EngramctlError("history", f"at most {self.size - 1} compressed ids", f"{len(history)}")
+        for entry in history:
+            if isinstance(entry, bool) or not isinstance(entry, (int, np.integer)) or not self._in_history(int(entry)):
+                what = f"compressed ids in 0..{self.compressed - 1}, or {DEAD} for a dead position"
+                raise EngramctlError("history", what, f"{entry!r:.40}")
+        return np.array([int(entry) for entry in history], np.int64)
+
+    def _in_history(self, entry: int) -> bool:
+        return entry == DEAD or 0 <= entry < self.compressed
 
 
 def derive(sizes: Sizes, token_map: NDArray[np.uint32], seed: int = 0) -> HashParams:
     """The constants that the released code derives from the sizes and the token map. Not yet checked."""
-    if sizes.columns * len(sizes.layers) > MOST_COLUMNS:
-        raise EngramctlError("config", f"at most {MOST_COLUMNS} hash columns", f"{sizes.columns * len(sizes.layers)}")
+    if not 1 <= sizes.columns * len(sizes.layers) <= MOST_COLUMNS:
+        raise EngramctlError("config", f"1 to {MOST_COLUMNS} hash columns", f"{sizes.columns * len(sizes.layers)}")
+    if not 1 <= sizes.base <= MOST_BASE or not 1 <= sizes.compressed <= MOST_COMPRESSED:
+        what = f"primes from at most {MOST_BASE} and 1 to {MOST_COMPRESSED} compressed ids"
+        raise EngramctlError("config", what, f"{sizes.base} and {sizes.compressed}")
+    if not 0 <= sizes.pad_token_id < token_map.size:
+        raise EngramctlError("token map", f"an entry for the pad {sizes.pad_token_id}", f"{token_map.size} entries")
     moduli = np.array(unused_primes(sizes.base, sizes.columns * len(sizes.layers)), np.uint64)
     moduli = moduli.reshape(len(sizes.layers), sizes.columns)
     offsets = np.zeros_like(moduli)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 
 import numpy as np
@@ -17,12 +18,14 @@ HashRows = Callable[..., NDArray[np.int64]]
 class History:
     """One sequence's past. Rows at a position depend on the size - 1 positions before it, and on nothing else.
 
-    Every position's compressed id is kept (4 bytes a token), so any earlier length can be returned to.
+    Every position's compressed id is kept (8 bytes a token), so any earlier length can be returned to.
     """
 
     def __init__(self, params: HashParams, past: Snapshot = ()) -> None:
+        """`past`: compressed ids of any length, oldest first, DEAD where dead; others are refused."""
         self.params = params
-        self._ids: list[int] = list(past)
+        self._ids = array("q")
+        self.restore(past)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -45,20 +48,28 @@ class History:
         self._ids.extend(ids.tolist())
         return rows
 
-    def mask(self, count: int) -> NDArray[np.int64]:
+    def mask(self, count: int, using: HashRows | None = None) -> NDArray[np.int64]:
         """Append `count` dead positions (an image): [count, L, C] rows, all of them the filler's."""
-        return self.append(np.zeros(count, np.int64), np.zeros(count, np.bool_))
+        if count < 0:
+            raise EngramctlError("mask", "a count of at least 0", f"{count}")
+        return self.append(np.zeros(count, np.int64), np.zeros(count, np.bool_), using)
 
     def snapshot(self) -> Snapshot:
         """Everything needed to come back here; unaffected by what follows."""
         return tuple(self._ids)
 
     def restore(self, snapshot: Snapshot) -> None:
-        self._ids = list(snapshot)
+        """Go to where a snapshot was taken; ids that are no compressed ones are refused."""
+        if snapshot and not DEAD <= min(snapshot) <= max(snapshot) < self.params.compressed:
+            what = f"compressed ids in 0..{self.params.compressed - 1}, or {DEAD} for a dead position"
+            raise EngramctlError("history", what, f"{min(snapshot)} to {max(snapshot)}")
+        self._ids = array("q", snapshot)
 
     def fork(self) -> History:
         """An independent sequence with the same past."""
-        return History(self.params, self.snapshot())
+        made = History(self.params)
+        made._ids = self._ids[:]
+        return made
 
     def rollback(self, length: int) -> None:
         """Forget every position from `length` on (a rejected draft); a length beyond the end is refused."""
@@ -67,7 +78,7 @@ class History:
         del self._ids[length:]
 
     def reset(self) -> None:
-        self._ids.clear()
+        del self._ids[:]
 
 
 __all__ = ["DEAD", "History", "Snapshot"]

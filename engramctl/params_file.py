@@ -6,22 +6,26 @@ The token map itself is another file (`map`); its digest is here, so that the tw
 from __future__ import annotations
 
 import io
-import json
+import re
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engramctl.errors import EngramctlError
-from engramctl.hash_params import HashParams, digest
-from formats.errors import FormatError
+from engramctl.hash_params import MOST_COMPRESSED, HashParams, digest
+from formats import npy, strict_json
+from formats.errors import FormatError, shown
 
 SCHEMA = "engramctl/params/1"
 ARRAYS = ("multipliers", "moduli", "offsets")
 NUMBERS = ("heads", "compressed", "pad_id", "vocabulary")
 LISTS = ("layers", "rows")
 MOST_BYTES = 16 << 20
+MOST_MEMBERS = 100  # of an npz
+ZIP_MAGIC = b"PK"
 
 
 def to_dict(params: HashParams) -> dict[str, Any]:
@@ -58,8 +62,8 @@ def read(data: bytes, path: str) -> dict[str, Any]:
     """A params file's constants by name: tuples, integers, uint64 arrays, and `token_map_sha256` or None; all but
     the meaning checked."""
     if len(data) > MOST_BYTES:
-        raise FormatError(path, None, f"at most {MOST_BYTES} bytes", f"{len(data)}")
-    raw = _npz(data, path) if data.startswith(b"PK") else _json(data, path)
+        raise FormatError(path, None, f"at most {MOST_BYTES} bytes", "more")
+    raw = _npz(data, path) if data.startswith(ZIP_MAGIC) else _json(data, path)
     found: dict[str, Any] = {}
     for name in LISTS:
         found[name] = tuple(int(x) for x in _integers(raw, name, path, 1))
@@ -67,9 +71,13 @@ def read(data: bytes, path: str) -> dict[str, Any]:
         found[name] = _integers(raw, name, path, 2)
     for name in NUMBERS:
         found[name] = int(_integers(raw, name, path, 0))
-    map_digest = raw.get("token_map_sha256")
-    found["token_map_sha256"] = None if map_digest is None else str(map_digest)
-    found["token_map"] = _integers(raw, "token_map", path, 1).astype(np.uint32) if "token_map" in raw else None
+    found["token_map_sha256"] = _digest(raw, path)
+    found["token_map"] = None
+    if "token_map" in raw:
+        ids = _integers(raw, "token_map", path, 1)
+        if int(ids.max()) >= MOST_COMPRESSED:
+            raise FormatError(path, "token_map", f"compressed ids below {MOST_COMPRESSED}", f"{ids.max()}")
+        found["token_map"] = ids.astype(np.uint32)
     return found
 
 
@@ -91,40 +99,58 @@ def with_map(found: dict[str, Any], token_map: NDArray[np.uint32], path: str) ->
 
 
 def _json(data: bytes, path: str) -> dict[str, Any]:
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError):
-        raise FormatError(path, None, "params as JSON or npz", "neither") from None
-    if not isinstance(raw, dict):
-        raise FormatError(path, None, "a JSON object", type(raw).__name__)
-    return raw
+    if data.lstrip()[:1] != b"{":
+        raise FormatError(path, None, "params as a JSON object or npz", "neither")
+    return strict_json.read_object(path, data, 0)
 
 
 def _npz(data: bytes, path: str) -> dict[str, Any]:
+    """The arrays by name; texts as NumPy keeps them, one item of kind U."""
+    raw: dict[str, Any] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if sum(info.file_size for info in archive.infolist()) > 4 * MOST_BYTES:
-                raise FormatError(path, None, f"at most {4 * MOST_BYTES} bytes unpacked", "more")
-            loaded = np.load(io.BytesIO(data), allow_pickle=False)
-            return {name: loaded[name] for name in loaded.files}
-    except (ValueError, OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise FormatError(path, None, "a readable npz", (str(error).splitlines() or ["no npz"])[0]) from None
+            members = archive.infolist()
+            if len(members) > MOST_MEMBERS or sum(member.file_size for member in members) > 4 * MOST_BYTES:
+                raise FormatError(path, None, f"up to {MOST_MEMBERS} arrays of {4 * MOST_BYTES} bytes", "more")
+            for member in members:
+                name = member.filename.removesuffix(".npy")
+                if name in raw or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise FormatError(path, f"array {shown(name)}", "each once, stored or deflated", "another")
+                raw[name] = npy.read(archive.read(member), path, f"array {shown(name)}", npy.NUMBERS + "U")
+    except (ValueError, OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
+        raise FormatError(path, None, "a readable npz", shown((str(error).splitlines() or ["no npz"])[0])) from None
+    return raw
+
+
+def _digest(raw: dict[str, Any], path: str) -> str | None:
+    found = raw.get("token_map_sha256")
+    if isinstance(found, np.ndarray) and found.shape == ():
+        found = found.item()
+    if found is None or (isinstance(found, str) and re.fullmatch("[0-9a-f]{64}", found)):
+        return found
+    raise FormatError(path, "token_map_sha256", "64 lower-case hex digits", f"{found!r:.40}")
 
 
 def _integers(raw: dict[str, Any], name: str, path: str, dimensions: int) -> NDArray[np.uint64]:
     if name not in raw:
         raise FormatError(path, name, "a constant", "no such name")
-    try:
-        array = np.array(raw[name])
-        if array.dtype == object or not (np.issubdtype(array.dtype, np.integer) and array.size):
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise FormatError(path, name, "integers", f"{raw[name]!r:.40}") from None
-    if array.ndim != dimensions or int(array.min()) < 0:
-        raise FormatError(
-            path,
-            name,
-            f"non-negative integers in {dimensions} dimensions",
-            f"{array.ndim} dimensions from {array.min()}",
-        )
+    value = raw[name]
+    array = value if isinstance(value, np.ndarray) else _array(value, dimensions)
+    if array is None or array.ndim != dimensions or array.dtype.kind not in "iu" or not array.size or array.min() < 0:
+        what = ("one non-negative integer", "a list of non-negative integers", "lists of non-negative integers")
+        found = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else shown(value)
+        raise FormatError(path, name, f"{what[dimensions]} below 2**64", f"{found:.80}")
     return array.astype(np.uint64)
+
+
+def _array(value: object, dimensions: int) -> NDArray[np.uint64] | None:
+    """An integer, a list of them, or lists of one length of them, each below 2**64; None for anything else."""
+    if dimensions == 2:
+        parts = [_array(item, 1) for item in value] if isinstance(value, list) else []
+        lists = [part for part in parts if part is not None]
+        same = len(lists) == len(parts) and len({part.size for part in lists}) == 1
+        return np.array(lists, np.uint64) if same else None
+    items = value if dimensions and isinstance(value, list) else [value]
+    if not all(type(item) is int and 0 <= item < 2**64 for item in items):
+        return None
+    return np.array(value, np.uint64)

@@ -1,14 +1,14 @@
 """tokenizer.json -> token map: which token ids are one and the same to the hash.
 
 Each id is decoded alone, special tokens kept. Its key is the normalised text; the raw vocabulary piece where the
-decoded
-text holds U+FFFD (half a character); the text as it is where normalising leaves nothing. Keys are numbered by first
-appearance. Source: deepseek-ai/DeepSeek-V4.1-Flash inference/engram.py.
+decoded text holds U+FFFD (half a character); the text as it is where normalising leaves nothing. Keys are numbered by
+first appearance. Source: deepseek-ai/DeepSeek-V4.1-Flash inference/engram.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,13 +42,27 @@ def parse(data: bytes, path: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_str(data.decode("utf-8"))
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(path, error.start, "UTF-8 text", f"byte {data[error.start]:#04x}") from None
-    except BaseException as error:  # the library raises bare Exception, and panics outside of Exception
-        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+    with _library(path, "a tokenizer.json"):
+        return Tokenizer.from_str(text)
+
+
+@contextmanager
+def _library(path: Path, expected: str) -> Iterator[None]:
+    """Whatever the library says becomes a `FormatError`: it raises bare `Exception`, and panics outside of that."""
+    try:
+        yield
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if isinstance(error, MemoryError) or not (panic or isinstance(error, Exception)):
             raise
-        raise FormatError(path, None, "a tokenizer.json", str(error).splitlines()[0][:200] or "no tokenizer") from None
+        raise FormatError(path, None, expected, _first_line(error)) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def normaliser() -> Callable[[str], str]:
@@ -73,8 +87,10 @@ def keys(tokenizer: Tokenizer, path: Path) -> list[str]:
     count = tokenizer.get_vocab_size(with_added_tokens=True)
     if not 1 <= count <= MOST_IDS:
         raise FormatError(path, None, f"1 to {MOST_IDS} token ids", f"{count}")
+    with _library(path, "a decoder that takes every id"):
+        texts = tokenizer.decode_batch([[token_id] for token_id in range(count)], skip_special_tokens=False)
     normalise, found = normaliser(), []
-    for token_id, text in enumerate(tokenizer.decode_batch([[i] for i in range(count)], skip_special_tokens=False)):
+    for token_id, text in enumerate(texts):
         piece = tokenizer.id_to_token(token_id)
         if piece is None:
             raise FormatError(path, f"token id {token_id}", f"ids 0..{count - 1} without a gap", "no token")
@@ -89,8 +105,13 @@ def build(tokenizer: Tokenizer, path: Path) -> NDArray[np.uint32]:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
-    """Text -> token ids: no BOS added, special tokens parsed."""
-    return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+    """Text -> token ids: no BOS added, special tokens parsed, whatever the file says about truncation and padding."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    try:
+        return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+    except Exception as error:  # the library raises nothing narrower: a word that the vocabulary lacks, lone surrogates
+        raise EngramctlError("--text", "text that the tokenizer takes", _first_line(error)) from None
 
 
 def find_tokenizer(given: Path | None, checkpoint: Path | None) -> Path:

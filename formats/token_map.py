@@ -15,11 +15,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import FormatError
+from formats import npy, strict_json
+from formats.errors import FormatError, shown
 
 Form = Literal["u32", "i64", "npy", "json"]
 U32_BYTES, I64_BYTES = 4, 8
-NPY_MAGIC = b"\x93NUMPY"
+NPY_MAGIC = npy.MAGIC
 MOST_BYTES = 1 << 28  # a map of 2**24 ids written as JSON
 
 
@@ -44,60 +45,45 @@ def decode(data: bytes, path: str, vocabulary: int | None = None) -> tuple[Form,
     if not data:
         raise FormatError(path, None, "a token map", "an empty file")
     if data.startswith(NPY_MAGIC):
-        return "npy", _integers(_npy(data, path), path)
-    if data.lstrip()[:1] in (b"[", b"{"):
-        parsed = _json(data, path)
-        if parsed is not None:
-            return "json", parsed
+        return "npy", _integers(npy.read(data, path), path)
+    if data.lstrip()[:1] in (b"[", b"{"):  # no raw map: its first id would not be 0
+        return "json", _json(data, path)
     if len(data) % U32_BYTES:
         raise FormatError(path, None, f"whole entries of {U32_BYTES} or {I64_BYTES} bytes", f"{len(data)} bytes")
     words = np.frombuffer(data, "<u4")
     if _is_i64(words, vocabulary):
+        if len(data) % I64_BYTES:
+            raise FormatError(path, None, f"whole entries of {I64_BYTES} bytes", f"{len(data)} bytes")
         return "i64", _integers(np.frombuffer(data, "<i8"), path)
     return "u32", words.astype(np.uint32)
 
 
 def _is_i64(words: NDArray[np.uint32], vocabulary: int | None) -> bool:
-    if words.size % 2:
-        return False
     if vocabulary is not None and words.size in (vocabulary, 2 * vocabulary):
         return words.size == 2 * vocabulary
-    return not words[1::2].any()
+    return words.size > 1 and not words[1::2].any()
 
 
-def _npy(data: bytes, path: str) -> NDArray[Any]:
-    try:
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise FormatError(path, None, "a readable npy file", str(error).splitlines()[0]) from None
-    if not isinstance(array, np.ndarray):
-        raise FormatError(path, None, "one npy array", type(array).__name__)
-    return array
-
-
-def _json(data: bytes, path: str) -> NDArray[np.uint32] | None:
-    """The ids of a JSON map; None where the bytes are no JSON after all (a raw map may begin with a bracket)."""
-    try:
-        parsed = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    ids = parsed.get("token_map") if isinstance(parsed, dict) else parsed
-    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 2**32 for i in ids):
-        raise FormatError(
-            path, None, "a list of compressed ids, or an object with one as token_map", type(ids).__name__
-        )
-    return _integers(np.array(ids, np.int64), path)
+def _json(data: bytes, path: str) -> NDArray[np.uint32]:
+    if data.lstrip()[:1] == b"{":
+        ids = strict_json.read_object(path, data, 0).get("token_map")
+    else:
+        try:
+            ids = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise FormatError(path, None, "a token map in JSON", f"{error!s:.80}") from None
+    if not isinstance(ids, list) or not ids:
+        raise FormatError(path, None, "a list of compressed ids, or an object with one as token_map", shown(ids))
+    for entry, value in enumerate(ids):
+        if type(value) is not int or not 0 <= value < 2**32:
+            raise FormatError(path, f"entry {entry}", "a compressed id below 2**32", f"{shown(value):.80}")
+    return np.array(ids, np.uint32)
 
 
 def _integers(array: NDArray[Any], path: str) -> NDArray[np.uint32]:
-    if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.integer):
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
         raise FormatError(path, None, "one row of integers", f"{array.dtype} {list(array.shape)}")
-    least, most = int(array.min()), int(array.max())
-    if least < 0 or most >= 2**32:
-        raise FormatError(
-            path,
-            f"entry {int(array.argmin() if least < 0 else array.argmax())}",
-            "a compressed id below 2**32",
-            f"{least if least < 0 else most}",
-        )
+    outside = np.flatnonzero((array < 0) | (array >= 2**32))
+    if outside.size:
+        raise FormatError(path, f"entry {outside[0]}", "a compressed id below 2**32", f"{array[outside[0]]}")
     return array.astype(np.uint32)
