@@ -95,10 +95,12 @@ def plan(
     }
     keys = [("general.architecture", gguf.string(DS4.architecture)), (gguf.ALIGNMENT_KEY, gguf.u32(DS4.alignment))]
     keys.append(("general.name", gguf.string(f"{source.profile.title} Engram")))
-    if source_url is not None:
-        keys.append(("general.source.url", gguf.string(source_url)))
-    if source_revision is not None:
-        keys.append(("general.source.revision", gguf.string(source_revision)))
+    for option, name, said in (
+        ("--source-url", "general.source.url", source_url),
+        ("--source-revision", "general.source.revision", source_revision),
+    ):
+        if said is not None:
+            keys.append((name, value_of(Key(name, "string"), said, option)))
     if source.config_text is not None and source.config is not None:
         keys.append((DS4.config, gguf.string(source.config_text)))
         keys += _hyperparameters(dict(source.config), source)
@@ -170,7 +172,7 @@ def value_of(key: Key, value: object, path: str) -> gguf.Value:
 
 def _fits(kind: str, value: object) -> bool:
     if kind == "string":
-        return isinstance(value, str)
+        return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)  # UTF-8 has no surrogates
     if isinstance(value, bool) or kind == "bool":
         return isinstance(value, bool) and kind == "bool"
     if not isinstance(value, (int, float)):
