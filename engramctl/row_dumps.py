@@ -9,8 +9,8 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,8 @@ NAME = "rows"  # of the array, where a file holds several
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64))
 INT64_MAX = 2**63 - 1
 LINE = re.compile(rb"-?\d{1,18}(?:\t-?\d{1,18})+")
+Form = Literal["auto", "arrays", "u32", "tsv", "jsonl"]  # arrays: npy, npz and safetensors say so themselves
 TEXT = re.compile(rb"[-\d\t\r\n ]*", re.ASCII)
-
-
-class DumpForm(StrEnum):
-    auto = "auto"
-    arrays = "arrays"  # npy, npz, safetensors: each says so itself
-    u32 = "u32"
-    tsv = "tsv"
-    jsonl = "jsonl"
 
 
 @dataclass(frozen=True)
@@ -53,31 +46,31 @@ class Rows:
     rows: NDArray[np.int64]
 
 
-def read_rows(path: Path, wanted: Wanted, form: DumpForm = DumpForm.auto) -> Rows:
+def read_rows(path: Path, wanted: Wanted, form: Form = "auto") -> Rows:
     """The dump's rows; one of another shape, dtype or length raises `FormatError`."""
     if wanted.layer is not None and wanted.layer not in wanted.layers:
         raise EngramctlError("--layer", f"one of {', '.join(map(str, wanted.layers))}", f"{wanted.layer}")
     data = open_data(path)
-    form = _form(data) if form is DumpForm.auto else form
-    if form is DumpForm.arrays:
+    form = _form(data) if form == "auto" else form
+    if form == "arrays":
         return _from_arrays(data, wanted)
-    if form is DumpForm.u32:
+    if form == "u32":
         return _from_u32(data, wanted)
-    return _from_lines(data, wanted, _tsv if form is DumpForm.tsv else _jsonl)
+    return _from_lines(data, wanted, _tsv if form == "tsv" else _jsonl)
 
 
-def _form(data: Data) -> DumpForm:
+def _form(data: Data) -> Form:
     """By the name, then by the first bytes; what has no sign of its own is raw u32."""
     suffix = data.path.suffix.lower()
-    known = {".tsv": DumpForm.tsv, ".jsonl": DumpForm.jsonl, ".u32": DumpForm.u32}
+    known: dict[str, Form] = {".tsv": "tsv", ".jsonl": "jsonl", ".u32": "u32"}
     if suffix in known:
         return known[suffix]
     if read_arrays(data) is not None:
-        return DumpForm.arrays
+        return "arrays"
     head = data.head(256)
     if head.lstrip()[:1] == b"{":
-        return DumpForm.jsonl
-    return DumpForm.tsv if b"\t" in head and TEXT.fullmatch(head) else DumpForm.u32
+        return "jsonl"
+    return "tsv" if b"\t" in head and TEXT.fullmatch(head) else "u32"
 
 
 def _shapes(wanted: Wanted) -> dict[tuple[int, ...], tuple[int, ...]]:

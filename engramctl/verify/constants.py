@@ -1,0 +1,172 @@
+"""Hash constants as a file has them, right or wrong, and what they should be. Nothing here refuses an odd value.
+
+A constant is a list of integers by role; `ROLES` names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl import hash_params
+from engramctl.container import describe
+from engramctl.hash_params import HashParams
+from engramctl.profiles import Profile, Sizes
+from engramctl.source import subset_params
+from engramctl.verify.result import Result
+from formats.dialects import Dialect
+from formats.gguf_file import GgufHeader, ValueType
+
+ROLES = ("layers", "rows", "heads", "compressed", "pad_id", "token_map", "multipliers", "moduli", "offsets")
+BY_LAYER = {"multipliers": "position", "moduli": "column", "offsets": "column"}  # what counts within a layer
+
+Constants = Mapping[str, list[int]]
+
+
+@dataclass
+class Stored:
+    """What a file says, under its own names; `problems` are (where, expected, found) of what it does not say well."""
+
+    constants: dict[str, list[int]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    problems: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def of_container(header: GgufHeader, dialect: Dialect) -> Stored:
+    """A container's keys, whatever their integer types; absent ones and those that are no integers are problems."""
+    stored = Stored()
+    for role, key in dialect.keys.items():
+        stored.names[role] = key.name
+        if key.type == "string":
+            continue
+        if key.name not in header.keys:
+            stored.problems.append((f"key {key.name}", f"a key of type {key.type}", "no such key"))
+            continue
+        value = header.keys[key.name]
+        listed = _integers(value.value, key.type.endswith("[]"))
+        if listed is None or value.type == ValueType.BOOL:
+            stored.problems.append((f"key {key.name}", key.type, describe(value.type, value.item)))
+        else:
+            stored.constants[role] = listed
+    return stored
+
+
+def _integers(value: object, is_array: bool) -> list[int] | None:
+    if isinstance(value, np.ndarray):
+        listed: list[int] = value.tolist()
+        return listed if is_array and np.issubdtype(value.dtype, np.integer) else None
+    return [value] if type(value) is int and not is_array else None
+
+
+def of_file(found: Mapping[str, Any]) -> Stored:
+    """The constants of a params file, as `params_file.read` gives them."""
+    stored = Stored(names={role: role for role in ROLES})
+    for role in ROLES:
+        value = found.get(role)
+        if value is not None:
+            stored.constants[role] = np.asarray(value).reshape(-1).tolist()
+    return stored
+
+
+def of_params(params: HashParams) -> dict[str, list[int]]:
+    return {role: np.asarray(getattr(params, role)).reshape(-1).tolist() for role in ROLES}
+
+
+def derived(whole: Sizes, layers: tuple[int, ...], token_map: NDArray[np.uint32], profile: Profile) -> HashParams:
+    """What the released code derives for a model of `whole` sizes, as far as `layers` go; the pad through the map."""
+    sizes = replace(whole, pad_token_id=min(whole.pad_token_id, token_map.size - 1))
+    made = hash_params.derive(sizes, token_map, profile.seed)
+    moduli = made.moduli.astype(object)
+    return subset_params(replace(made, rows=tuple(int(each.sum()) for each in moduli)), layers)
+
+
+def published(whole: Sizes, layers: tuple[int, ...], profile: Profile) -> HashParams | None:
+    """The profile's published constants, where the sizes are the profile's; else None."""
+    if replace(whole, eps=profile.sizes.eps) != profile.sizes:
+        return None
+    return subset_params(hash_params.published(profile), layers)
+
+
+def same_model(whole: Sizes, profile: Profile) -> bool:
+    return replace(whole, eps=profile.sizes.eps) == profile.sizes
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Constants and who says so."""
+
+    origin: str
+    constants: Constants
+
+
+def compare(
+    check: str, stored: Stored, expectations: list[Expectation], layers: tuple[int, ...], result: Result
+) -> None:
+    """Each stored constant with each expectation that has it; equal expectations are one."""
+    for where, expected, found in stored.problems:
+        result.add(check, where, expected, found)
+    for role in ROLES:
+        by_value: dict[str, list[int]] = {}
+        for expectation in expectations:
+            if role in expectation.constants:
+                value = expectation.constants[role]
+                origin = next((name for name, other in by_value.items() if other == value), None)
+                if origin is not None:
+                    del by_value[origin]
+                by_value[expectation.origin if origin is None else f"{origin} and {expectation.origin}"] = value
+        if role in stored.constants:
+            for origin, value in by_value.items():
+                _entries(
+                    check, stored.names.get(role, role), role, stored.constants[role], value, origin, layers, result
+                )
+
+
+def _entries(
+    check: str,
+    name: str,
+    role: str,
+    found: list[int],
+    expected: list[int],
+    origin: str,
+    layers: tuple[int, ...],
+    result: Result,
+) -> None:
+    if len(found) != len(expected):
+        result.add(check, name, f"{len(expected)} entries as {origin}", f"{len(found)}")
+    each = max(1, len(expected) // max(1, len(layers)))
+    for i, (want, have) in enumerate(zip(expected, found, strict=False)):
+        if want != have:
+            result.add(check, f"{name}{_place(role, i, each, layers, len(expected))}", f"{want} as {origin}", f"{have}")
+
+
+def _place(role: str, i: int, each: int, layers: tuple[int, ...], count: int) -> str:
+    if role in BY_LAYER and layers:
+        return f", layer {layers[min(i // each, len(layers) - 1)]} {BY_LAYER[role]} {i % each}"
+    if role == "token_map":
+        return f", token id {i}"
+    return f", entry {i}" if count > 1 else ""
+
+
+def statuses(stored: Stored, expected: Constants | None) -> dict[str, str]:
+    """For each stored constant: does the derivation give it?"""
+    found = {}
+    for role, value in stored.constants.items():
+        if expected is None or role not in expected:
+            found[role] = "stored only"
+        else:
+            found[role] = "stored = derived" if value == expected[role] else "conflict"
+    return found
+
+
+def container_layers(stored: Stored, whole: Sizes) -> tuple[int, ...]:
+    """The model's layers that the container says it holds, in the model's order; all of them if it names others."""
+    named = stored.constants.get("layers", [])
+    return (
+        tuple(layer for layer in whole.layers if layer in named)
+        if named and set(named) <= {*whole.layers}
+        else whole.layers
+    )

@@ -1,0 +1,137 @@
+"""check params: a file's hash constants against the derivation and against what is published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl import config as configs
+from engramctl import params_file
+from engramctl.checkpoint import read_config as checkpoint_config
+from engramctl.container import read_config as container_config
+from engramctl.profiles import Profile, Sizes
+from engramctl.source import FoundMap, is_container
+from engramctl.verify import constants
+from engramctl.verify.constants import Expectation, Stored
+from engramctl.verify.result import Coverage, Result
+from formats.dialects import DS4
+from formats.disk import ReadFile
+from formats.errors import FormatError
+from formats.gguf_file import read_header
+
+CHECK = "params"
+
+
+def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Path | None = None) -> Result:
+    """Every constant of `path` (params file, container, checkpoint), entry by entry.
+
+    The sizes that it is derived from are those of its own config, else of `model`'s, else the profile's; the token map
+    is the given one, else the checkpoint's tokenizer's, else its own, else the profile's.
+    """
+    stored, whole, own = read(path, profile)
+    of_model, model_map = (None, None) if model is None else sizes_of(model, profile)
+    sizes = whole or of_model or profile.sizes
+    shipped = FoundMap(profile.token_map(), f"profile {profile.name}") if _fits(profile, sizes) else None
+    found_map = _as_map(stored)
+    sure = given or own or model_map or shipped
+    ids = sure.ids if sure is not None else found_map
+    layers = constants.container_layers(stored, sizes)
+    result = Result(Coverage("constants", 0, len(stored.constants) + len(stored.problems)))
+    result.coverage.checked = len(stored.constants)
+    expectations, derived = [], None
+    if ids is not None:
+        made = constants.derived(sizes, layers, ids, profile)
+        derived = {role: value for role, value in constants.of_params(made).items() if role != "token_map" or sure}
+        expectations.append(Expectation("derived", derived))
+    public = constants.published(sizes, layers, profile)
+    if public is None:
+        result.notes.append(f"not the sizes of profile {profile.name}: compared with the derivation alone")
+    else:
+        expectations.append(Expectation("published", constants.of_params(public)))
+    if ids is None:
+        result.notes.append("no token map: nothing could be derived")
+    elif sure is None:
+        result.notes.append("no tokenizer: the token map is stored only, and the pad was derived through it")
+    else:
+        result.notes.append(f"token map of {sure.origin}")
+    if public is not None and derived is not None:
+        _derivation(constants.of_params(public), derived, layers, result)
+    constants.compare(CHECK, stored, expectations, layers, result)
+    result.extra["constants"] = constants.statuses(stored, derived)
+    return result
+
+
+def _derivation(
+    public: constants.Constants, derived: constants.Constants, layers: tuple[int, ...], result: Result
+) -> None:
+    """NumPy promises no stream across versions: that the derivation still gives what is published is a check too."""
+    for role in ("multipliers", "moduli", "offsets"):
+        if public[role] != derived[role]:
+            result.add("derivation", f"{role} of layers {list(layers)}", "the published ones", "others, by this NumPy")
+
+
+def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap | None]:
+    """Constants as stored, the sizes that the source states, and the map of its tokenizer."""
+    if path.is_dir():
+        sizes, own = sizes_of(path, profile)
+        if sizes is None:
+            raise FormatError(path, None, "a config.json", "none")
+        stored = Stored(names={"layers": "engram_layer_ids", "rows": "engram_num_embeddings"})
+        stored.names["compressed"] = profile.config_keys["compressed"][0]
+        stored.constants = {"layers": list(sizes.layers), "rows": list(sizes.rows), "compressed": [sizes.compressed]}
+        return stored, sizes, own
+    if is_container(path):
+        header = read_header(path, strict=False)
+        config = container_config(header, DS4)
+        whole = None if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
+        return constants.of_container(header, DS4), whole, None
+    with ReadFile.open(path) as file:
+        found = params_file.read(file.read(0, min(file.size, params_file.MOST_BYTES + 1), "params"), str(path))
+    stored = constants.of_file(found)
+    if found["token_map_sha256"] is not None and "token_map" not in stored.constants and _fits(profile, found):
+        _digest(found["token_map_sha256"], profile, stored)
+    return stored, None, None
+
+
+def _digest(stated: str, profile: Profile, stored: Stored) -> None:
+    public = profile.digests["token_map_u32"]
+    if stated != public:
+        stored.problems.append(("token_map_sha256", f"{public} as published", stated))
+
+
+def sizes_of(path: Path, profile: Profile) -> tuple[Sizes | None, FoundMap | None]:
+    """The sizes that a checkpoint or container states, and its tokenizer's or its own map."""
+    if path.is_dir():
+        _, config = checkpoint_config(path)
+        sizes = None if config is None else configs.read_sizes(config, profile, str(path / "config.json"))
+        return sizes, tokenizer_map(path / "tokenizer.json")
+    header = read_header(path)
+    config = container_config(header, DS4)
+    whole = None if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
+    ids = _as_map(constants.of_container(header, DS4))
+    return whole, None if ids is None else FoundMap(ids, str(path))
+
+
+def tokenizer_map(path: Path) -> FoundMap | None:
+    """The map that a tokenizer.json gives, derived a second way, if the file is there."""
+    if not path.exists():
+        return None
+    from engramctl.verify import second_map
+
+    return second_map.derive(path)
+
+
+def _as_map(stored: Stored) -> NDArray[np.uint32] | None:
+    listed = stored.constants.get("token_map")
+    if not listed or min(listed) < 0 or max(listed) >= 2**32:
+        return None
+    return np.array(listed, np.uint32)
+
+
+def _fits(profile: Profile, sizes: Sizes | dict[str, object]) -> bool:
+    """Is the profile's shipped map one for these sizes?"""
+    own = profile.sizes
+    theirs = sizes if isinstance(sizes, dict) else vars(sizes)
+    return (theirs["vocabulary"], theirs["compressed"]) == (own.vocabulary, own.compressed)

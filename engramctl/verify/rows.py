@@ -1,0 +1,114 @@
+"""check hash: row numbers that an engine dumped, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl import reference
+from engramctl.errors import EngramctlError
+from engramctl.hash_params import HashParams
+from engramctl.row_dumps import Rows
+from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
+
+CHECK = "hash"
+REFERENCE_TOKENS = 20_000  # up to here the reference does it all, in a few seconds
+SAMPLE = 1000  # positions of a longer sequence at which the fast tier is held against the reference
+CHUNK = 1 << 16
+
+Tokens = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class HashRows(Protocol):
+    def __call__(
+        self, tokens: Tokens, params: HashParams, mask: Mask | None = None, history: Sequence[int] = ()
+    ) -> NDArray[np.int64]: ...
+
+
+def check(
+    found: Rows,
+    tokens: Tokens,
+    params: HashParams,
+    mask: Mask | None = None,
+    history: Sequence[int] = (),
+    skip_dead: bool = False,
+) -> Result:
+    """Every row number of `found`; with `skip_dead`, those at dead positions are left out."""
+    text = np.ones(tokens.size, np.bool_) if mask is None else mask
+    wanted = text if skip_dead else np.ones(tokens.size, np.bool_)
+    each = len(found.layers) * params.columns
+    result = Result(Coverage("row numbers", int(wanted.sum()) * each, tokens.size * each))
+    if skip_dead and not wanted.all():
+        result.notes.append(f"{tokens.size - int(wanted.sum())} dead positions were left out")
+    if len(found.layers) < len(params.layers):
+        result.notes.append(f"layers {list(found.layers)} of {list(params.layers)} were dumped")
+    whole = _reference_rows if tokens.size <= REFERENCE_TOKENS else _screened(tokens, params, mask, history, result)
+    places = [params.layers.index(layer) for layer in found.layers]
+    for start in range(0, tokens.size, CHUNK):
+        stop = min(start + CHUNK, tokens.size)
+        expected = _part(whole, tokens, params, mask, history, start, stop)[:, places]
+        different = (expected != found.rows[start:stop]) & wanted[start:stop, None, None]
+        count = int(np.count_nonzero(different))
+        named = np.argwhere(different)[: max(0, MOST_FINDINGS - len(result.findings))]
+        for at, place, column in named.tolist():
+            position, layer = start + at, found.layers[place]
+            sure = at_position(tokens, params, mask, history, position)[places[place], column]
+            where = f"position {position} (token {tokens[position]}) layer {layer} column {column}"
+            result.add(CHECK, where, f"row {sure}", f"row {found.rows[position, place, column]}")
+        result.total += count - len(named)
+    return result
+
+
+def at_position(
+    tokens: Tokens, params: HashParams, mask: Mask | None, history: Sequence[int], position: int
+) -> NDArray[np.int64]:
+    """[L, C] rows of one position by the reference."""
+    rows: NDArray[np.int64] = _part(reference.hash_rows, tokens, params, mask, history, position, position + 1)[0]
+    return rows
+
+
+def _part(
+    hash_rows: HashRows,
+    tokens: Tokens,
+    params: HashParams,
+    mask: Mask | None,
+    history: Sequence[int],
+    start: int,
+    stop: int,
+) -> NDArray[np.int64]:
+    """Rows of positions start..stop: look-back reaches size - 1 ids, so what came before them is their history."""
+    reach = params.size - 1
+    before = tokens[max(0, start - reach) : start]
+    some = None if mask is None else mask[max(0, start - reach) : start]
+    past = [*history, *params.compress(before, some).tolist()][-reach:] if start else list(history)
+    return hash_rows(tokens[start:stop], params, None if mask is None else mask[start:stop], past)
+
+
+def _reference_rows(
+    tokens: Tokens, params: HashParams, mask: Mask | None = None, history: Sequence[int] = ()
+) -> NDArray[np.int64]:
+    return reference.hash_rows(tokens, params, mask, history)
+
+
+def _screened(
+    tokens: Tokens, params: HashParams, mask: Mask | None, history: Sequence[int], result: Result
+) -> HashRows:
+    """The fast tier, after it has given the reference's rows at seeded positions and around every dead one's edge."""
+    from engramctl import fast
+
+    positions = set(np.random.default_rng(0).choice(tokens.size, SAMPLE, replace=False).tolist())
+    positions |= {*range(params.size), tokens.size - 1}
+    if mask is not None:
+        edges = np.flatnonzero(mask[1:] != mask[:-1])[:SAMPLE]
+        positions |= {min(int(edge) + back, tokens.size - 1) for edge in edges for back in range(params.size + 1)}
+    for position in sorted(positions):
+        sure = at_position(tokens, params, mask, history, position)
+        screened = _part(fast.hash_rows, tokens, params, mask, history, position, position + 1)[0]
+        if not np.array_equal(sure, screened):
+            raise EngramctlError("fast hash", f"the reference's rows at position {position}", "others")
+    result.notes.append(f"screened with the fast tier, which gave the reference's rows at {len(positions)} positions")
+    return fast.hash_rows

@@ -1,0 +1,209 @@
+"""A side of a comparison: tables, weights and constants of a checkpoint or a container, as they are.
+
+Nothing here goes through `repack` or the weights that `run` uses: they are dequantised once more, from the definition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl import config as configs
+from engramctl.checkpoint import CheckpointSource, open_checkpoint
+from engramctl.container import read_config
+from engramctl.errors import EngramctlError
+from engramctl.profiles import Profile, Sizes
+from engramctl.shapes import PROJECTION_BLOCK
+from engramctl.source import FoundMap, is_container
+from engramctl.table import Part, Table
+from engramctl.verify import constants
+from engramctl.verify.constants import Expectation, Stored
+from engramctl.verify.params import tokenizer_map
+from formats import row264
+from formats.dialects import DS4
+from formats.disk import ReadFile
+from formats.errors import FormatError
+from formats.gguf_file import GGML_TYPES, GgufHeader, TensorInfo, read_header
+
+WEIGHTS = ("q_weight", "k_weight", "projection")
+BAND = 8 * PROJECTION_BLOCK  # rows of a weight that are in memory at once
+FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
+
+Band = Callable[[int, int], NDArray[np.float64] | None]  # first row, rows -> [rows, columns]; None where all is a hole
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight by its tensor's name: [rows, columns], read a band at a time as exact float64."""
+
+    name: str
+    shape: tuple[int, int]
+    band: Band
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two things that are compared."""
+
+    path: Path
+    tables: Mapping[int, Table]
+    weights: Mapping[tuple[int, str], Weight]
+    expected: Callable[[tuple[int, ...]], list[Expectation]]  # what the other's constants must be, for these layers
+    stored: Stored | None  # None: a checkpoint stores none
+    texts: Mapping[str, str]  # config and encoding
+    sizes: Sizes | None  # the whole model's
+
+
+def open_side(
+    stack: ExitStack, path: Path, profile: Profile, profile_name: str | None = None, token_map: FoundMap | None = None
+) -> Side:
+    """The checkpoint or ds4 container at `path`; `stack` closes it."""
+    if not path.is_dir() and is_container(path):
+        return of_container(stack, path, profile)
+    return of_checkpoint(stack.enter_context(open_checkpoint(path, profile_name, token_map)))
+
+
+def of_checkpoint(source: CheckpointSource) -> Side:
+    if source.sizes.width != row264.WIDTH:
+        raise EngramctlError(str(source.path), f"rows of {row264.WIDTH} values", f"{source.sizes.width}")
+    tables = {layer: source.table(layer) for layer in source.sizes.layers}
+    weights = {}
+    for layer in source.sizes.layers:
+        for role in WEIGHTS:
+            tensor = source.tensors[layer, role]
+            band = (
+                _quantised(source, layer)
+                if role == "projection"
+                else _plain(source.file(tensor), tensor.start, tensor.shape, "BF16")
+            )
+            weights[layer, role] = Weight(tensor.name, (tensor.shape[0], tensor.shape[1]), band)
+
+    def expected(layers: tuple[int, ...]) -> list[Expectation]:
+        whole, ids = source.whole, _map_of(source)
+        stated = {"layers": list(layers), "compressed": [whole.compressed]}
+        stated["rows"] = [tables[layer].rows for layer in layers]
+        made = [Expectation("the checkpoint has it", stated)]
+        made.append(Expectation("derived", constants.of_params(constants.derived(whole, layers, ids, source.profile))))
+        public = constants.published(whole, layers, source.profile)
+        return made if public is None else [*made, Expectation("published", constants.of_params(public))]
+
+    texts = {"encoding": DS4.encoding} | ({} if source.config_text is None else {"config": source.config_text})
+    return Side(source.path, tables, weights, expected, None, texts, source.whole)
+
+
+def _map_of(source: CheckpointSource) -> NDArray[np.uint32]:
+    """The tokenizer's map derived a second way, unless another was given or there is no tokenizer."""
+    own = None if source.given_map is not None else tokenizer_map(source.path / "tokenizer.json")
+    return source.token_map().ids if own is None else own.ids
+
+
+def of_container(stack: ExitStack, path: Path, profile: Profile) -> Side:
+    """A container whose tensors are where its header says; constants may be anything."""
+    header = read_header(path)
+    file = stack.enter_context(ReadFile.open(path))
+    stored = constants.of_container(header, DS4)
+    tables, weights = {}, {}
+    for layer in container_layers(header):
+        for role in ("table", *WEIGHTS):
+            name = DS4.tensors[role].format(layer=layer)
+            tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
+            if tensor is None:
+                continue
+            kind = kind_of(tensor)
+            if role == "table":
+                if kind != "I8" or len(tensor.shape) != 2 or tensor.shape[0] != DS4.row_bytes:
+                    raise FormatError(
+                        path, f"tensor {name}", f"I8 [{DS4.row_bytes}, rows]", f"{kind} {list(tensor.shape)}"
+                    )
+                tables[layer] = Table(layer, tensor.shape[1], (Part(file, tensor.start, DS4.row_bytes),))
+            elif kind not in FLOATS or len(tensor.shape) != 2:
+                raise FormatError(
+                    path, f"tensor {name}", f"{' or '.join(FLOATS)} in two dimensions", f"{kind} {list(tensor.shape)}"
+                )
+            else:
+                shape = (tensor.shape[1], tensor.shape[0])
+                weights[layer, role] = Weight(name, shape, _plain(file, tensor.start, shape, kind))
+    if not tables:
+        raise FormatError(path, None, f"a tensor {DS4.tensors['table'].format(layer='N')}", "none")
+    config = read_config(header, DS4)
+    whole = None if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
+    texts = {
+        role: header.keys[key].value
+        for role, key in (("encoding", DS4.keys["encoding"].name), ("config", DS4.config))
+        if key in header.keys
+    }
+
+    def expected(layers: tuple[int, ...]) -> list[Expectation]:
+        return [Expectation(f"in {path}", stored.constants)]
+
+    return Side(path, tables, weights, expected, stored, {role: str(text) for role, text in texts.items()}, whole)
+
+
+def kind_of(tensor: TensorInfo) -> str:
+    return GGML_TYPES[tensor.type].name if tensor.type in GGML_TYPES else f"type {tensor.type}"
+
+
+def container_layers(header: GgufHeader) -> list[int]:
+    """Decoder layers of which the container has a table, by tensor name."""
+    before, after = DS4.tensors["table"].split("{layer}")
+    names = (tensor.name for tensor in header.tensors if tensor.name.startswith(before) and tensor.name.endswith(after))
+    numbers = (name[len(before) : len(name) - len(after)] for name in names)
+    return sorted(int(number) for number in numbers if number.isascii() and number.isdigit() and len(number) < 10)
+
+
+def _plain(file: ReadFile, start: int, shape: tuple[int, ...], kind: str) -> Band:
+    dtype, columns = np.dtype(FLOATS[kind]), shape[1]
+
+    def band(first: int, rows: int) -> NDArray[np.float64] | None:
+        at, size = start + first * columns * dtype.itemsize, rows * columns * dtype.itemsize
+        if not any(True for _ in file.data(at, at + size)):
+            return None
+        raw = np.frombuffer(file.read(at, size, "a weight"), dtype)
+        if kind == "BF16":
+            raw = (raw.astype("<u4") << np.uint32(16)).view("<f4")
+        return raw.astype(np.float64).reshape(rows, columns)
+
+    return band
+
+
+def _e4m3(code: int) -> float:
+    """An E4M3 code's value, from the definition: bias 7, three fraction bits, no infinity."""
+    exponent, fraction = code >> 3 & 15, code & 7
+    if exponent == 15 and fraction == 7:
+        return math.nan
+    size = math.ldexp(8 + fraction, exponent - 10) if exponent else math.ldexp(fraction, -9)
+    return -size if code & 128 else size
+
+
+def _quantised(source: CheckpointSource, layer: int) -> Band:
+    """The projection: E4M3 codes, each PROJECTION_BLOCK x PROJECTION_BLOCK under one power of two."""
+    codes, scales = source.tensors[layer, "projection"], source.tensors[layer, "projection_scale"]
+    file, columns, blocks = source.file(codes), codes.shape[1], scales.shape[1]
+    values = np.array([_e4m3(code) for code in range(256)])
+    powers = np.array([math.ldexp(1.0, byte - 127) for byte in range(255)] + [math.nan])
+
+    def band(first: int, rows: int) -> NDArray[np.float64] | None:
+        if first % PROJECTION_BLOCK:
+            raise EngramctlError("projection", "bands of whole scale blocks", f"row {first}")
+        at, size = codes.start + first * columns, rows * columns
+        if not any(True for _ in file.data(at, at + size)):
+            return None
+        raw = np.frombuffer(file.read(at, size, codes.name), np.uint8).reshape(rows, columns)
+        under = -(-rows // PROJECTION_BLOCK)
+        start = scales.start + first // PROJECTION_BLOCK * blocks
+        scale = np.frombuffer(source.file(scales).read(start, under * blocks, scales.name), np.uint8)
+        spread = np.repeat(powers[scale.reshape(under, blocks)], PROJECTION_BLOCK, axis=1)[:, :columns]
+        exact: NDArray[np.float64] = values[raw] * np.repeat(spread, PROJECTION_BLOCK, axis=0)[:rows]
+        return exact
+
+    return band
+
+
+def bands(rows: int) -> Iterator[tuple[int, int]]:
+    yield from ((first, min(BAND, rows - first)) for first in range(0, rows, BAND))
