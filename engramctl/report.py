@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from engramctl.verify.result import Result
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+PIPE_WIDTH = 120  # of tables where standard output is no terminal
 
 
 def as_json(command: str, ok: bool, body: Mapping[str, Any]) -> None:
@@ -70,7 +73,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         shown.add_column(heading, overflow="fold")
     for row in rows:
         shown.add_row(*(_plain(cell) for cell in row))
-    _console().print(shown)
+    _console(soft_wrap=False).print(shown)
 
 
 @contextmanager
@@ -94,10 +97,11 @@ def progress(total: int, what: str, quiet: bool) -> Iterator[Any]:
         yield lambda done: bar.update(task, advance=done)
 
 
-def _console() -> Console:
+def _console(soft_wrap: bool = True) -> Console:
     from rich.console import Console
 
-    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or PIPE_WIDTH)
+    return Console(file=sys.stdout, highlight=False, soft_wrap=soft_wrap, width=width)
 
 
 def _plain(text: str) -> str:

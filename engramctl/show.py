@@ -17,7 +17,7 @@ from engramctl.profiles import Profile, Sizes
 from engramctl.shapes import describe as describe_shape
 from engramctl.source import is_container
 from formats import safetensors_raw
-from formats.dialects import DIALECTS, DS4, Dialect
+from formats.dialects import DIALECTS, Dialect
 from formats.errors import FormatError
 from formats.gguf_file import GGML_TYPES, GgufHeader, TensorInfo, read_header
 
@@ -99,7 +99,7 @@ def _container(path: Path, profile: Profile) -> dict[str, Any]:
         "tensors": [_tensor(t) for t in header.tensors if ".engram_" in t.name],
         "other_tensors": sum(".engram_" not in t.name for t in header.tensors),
         "constants": _constants(header),
-        "loaders": _loaders(path),
+        "loaders": _loaders(header, profile),
         "config_problem": problem or size_problem,
         **_model(sizes, profile, config),
         "token_map": _token_map(header, dialect),
@@ -139,12 +139,13 @@ def _against(header: GgufHeader, dialect: Dialect, layers: list[int]) -> tuple[l
     return missing, wrong
 
 
-def _loaders(path: Path) -> dict[str, Any]:
+def _loaders(header: GgufHeader, profile: Profile) -> dict[str, Any]:
     """Which loaders take the file, and for one that does not, the rules it breaks in the loader's terms."""
-    from engramctl.verify import file
+    from engramctl.verify.container import refusals
+    from engramctl.verify.loader_rules import LOADERS
 
-    reasons = file.reasons(path, DS4.name)
-    return {DS4.name: {"accepts": not reasons, "why": reasons}}
+    why = {loader: refusals(header, profile, loader) for loader in LOADERS}
+    return {loader: {"accepts": not reasons, "why": reasons} for loader, reasons in why.items()}
 
 
 def _own_config(header: GgufHeader, dialect: Dialect) -> tuple[dict[str, Any] | None, str | None]:

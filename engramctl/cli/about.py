@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -50,8 +51,8 @@ def demo(json: Json = False, quiet: Quiet = False) -> None:
     if json:
         report.as_json("demo", ok, {"steps": [step.as_dict() for step in steps]})
     else:
-        report.table(("step", "compared", "with", "result"), [step.cells() for step in steps])
+        report.table(("check", "compared", "with", "proves", "result"), [step.cells() for step in steps])
     raise typer.Exit(0 if ok else 1)
 
 
-COMMANDS = {"demo": demo, "profiles": profiles}
+COMMANDS: dict[str, Callable[..., None]] = {"demo": demo, "profiles": profiles}

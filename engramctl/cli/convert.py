@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -225,4 +226,10 @@ def show(
         report.facts(look.lines(found))
 
 
-COMMANDS = {"map": make_map, "params": params, "repack": repack, "show": show, "synth": synth}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "map": make_map,
+    "params": params,
+    "repack": repack,
+    "show": show,
+    "synth": synth,
+}

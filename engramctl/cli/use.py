@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -238,4 +239,4 @@ def run(
         emit(output, written, force)
 
 
-COMMANDS = {"hash": hash_, "lookup": lookup, "run": run}
+COMMANDS: dict[str, Callable[..., None]] = {"hash": hash_, "lookup": lookup, "run": run}

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
-from engramctl import telling
 from engramctl.container import read_config
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile, Sizes
@@ -19,6 +18,7 @@ from engramctl.table import Part, Table
 from engramctl.verify import constants, published
 from engramctl.verify.loader_facts import Facts
 from engramctl.verify.loader_rules import LOADERS
+from engramctl.verify.packing import seeded_rows
 from engramctl.verify.result import Coverage, Result
 from engramctl.verify.sides import kind_of
 from engramctl.verify.tensor_rules import readable
@@ -57,6 +57,18 @@ def check(path: Path, profile: Profile, loader: str = DS4.name, release: bool = 
     return result
 
 
+def refusals(header: GgufHeader, profile: Profile, loader: str = DS4.name) -> list[dict[str, str]]:
+    """The rules of a loader that a header breaks, in the loader's words; no row is read."""
+    config, sizes = _config(header, profile, Result(Coverage("rules", 0, 0)))
+    facts = _facts(header, profile, config, sizes)
+    return [
+        {"rule": rule.id, "demands": rule.demands, "where": where, "expected": expected, "found": found}
+        for rule in LOADERS[loader]
+        if not rule.reads_rows
+        for where, expected, found in rule.broken(facts)
+    ]
+
+
 def _config(header: GgufHeader, profile: Profile, result: Result) -> tuple[Mapping[str, Any] | None, Sizes]:
     """The file's own config and sizes; where it has none, or a bad one, those of the profile."""
     try:
@@ -72,10 +84,8 @@ def _config(header: GgufHeader, profile: Profile, result: Result) -> tuple[Mappi
 
 def _facts(header: GgufHeader, profile: Profile, config: Mapping[str, Any] | None, sizes: Sizes) -> Facts:
     def tell(layer: int) -> NDArray[np.int64]:
-        number = sizes.layers.index(layer)
         tensor = facts.tensor("table", layer)
-        rows = sizes.rows[number] if tensor is None else tensor.shape[1]
-        return np.array(telling.rows(rows, telling.heads(profile, sizes, number)), np.int64)
+        return seeded_rows(profile, sizes, layer, 0 if tensor is None else tensor.shape[1], 0, 0)
 
     text = None if config is None else configs.text_part(dict(config), str(header.path))
     facts = Facts(header.path, header, DS4, constants.of_container(header, DS4), sizes, text, tell)

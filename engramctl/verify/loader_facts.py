@@ -46,3 +46,4 @@ class Rule:
     demands: str
     source: str
     broken: Callable[[Facts], Iterator[Broken]]
+    reads_rows: bool = False  # more than the header

@@ -44,7 +44,11 @@ DS4_RULES = (
         tensors.weights,
     ),
     Rule(
-        "numbers", "rows hold numbers: no NaN code, no scale 255, nothing that overflows", READER, tensors.readable_rows
+        "numbers",
+        "rows hold numbers: no NaN code, no scale 255, nothing that overflows",
+        READER,
+        tensors.readable_rows,
+        reads_rows=True,
     ),
 )
 
