@@ -6,6 +6,7 @@ A bug is none of these: it keeps its traceback and exits 2.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -39,9 +40,9 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line to its exit code; nothing but a bug writes more than two lines on stderr."""
     _on_terminate()
     try:
-        code = app(args=arguments, prog_name="engramctl", standalone_mode=False)
+        code = call(app, arguments)
         sys.stdout.flush()
-        return code if isinstance(code, int) else OK
+        return code
     except FormatError as error:
         return _refuse(arguments, error.where, error.expected, error.found)
     except EngramctlError as error:
@@ -50,8 +51,6 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
         return _refuse(
             arguments, _command(arguments, " "), "a usage that --help shows", _sentence(error.format_message())
         )
-    except typer.Exit as error:
-        return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return _stopped("interrupted", INTERRUPTED)
     except Terminated:
@@ -65,6 +64,20 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     except Exception:
         traceback.print_exc()
         return UNKNOWN
+
+
+_built = functools.cache(typer.main.get_command)  # of every command: 30 ms, which a demo of 30 commands need not repeat
+
+
+def call(app: typer.Typer, arguments: list[str]) -> int:
+    """One command line, whose exceptions arrive here: typer's own main keeps Ctrl-C and a closed pipe to itself."""
+    command = _built(app)
+    try:
+        with command.make_context("engramctl", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as wanted:
+        return wanted.exit_code
+    return OK
 
 
 def _on_terminate() -> None:
