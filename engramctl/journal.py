@@ -20,6 +20,8 @@ from formats.errors import FormatError
 
 MOST_BYTES = 64 << 20  # a journal larger than this is not one of ours
 
+HINT = "start again with --force, or bring back what changed"
+
 Point = tuple[int, int]  # tensor number, row of it: everything before is durable
 START: Point = (0, 0)
 
@@ -42,20 +44,25 @@ class Journal:
     def begin(cls, output: Path, plan: dict[str, Any]) -> Journal:
         file = WriteFile.create(journal_of(output))
         journal = cls(file, 0, START)
-        journal._append(plan)
+        try:
+            journal._append(plan)
+        except BaseException:
+            journal.close()
+            raise
         return journal
 
     @classmethod
     def resume(cls, output: Path, plan: dict[str, Any]) -> Journal:
         """The journal of an interrupted run, if its plan is this one; else `EngramctlError` naming what changed."""
         path = journal_of(output)
+        if not path.exists():
+            raise EngramctlError(str(path), "the journal of the unfinished output", "nothing there", HINT)
         lines, end = _lines(path)
         if not lines:
             raise FormatError(path, None, "a journal with a plan", "none")
-        for name in plan.keys() | lines[0].keys():
+        for name in [*plan, *(name for name in lines[0] if name not in plan)]:
             if lines[0].get(name) != plan.get(name):
-                hint = "start again with --force, or bring back what changed"
-                raise EngramctlError(f"{path}: {name}", f"{lines[0].get(name)}", f"{plan.get(name)}", hint)
+                raise EngramctlError(f"{path}: {name}", f"{lines[0].get(name)}", f"{plan.get(name)}", HINT)
         point = START
         for line in lines[1:]:
             done = line.get("done")
@@ -86,6 +93,12 @@ def remove(output: Path) -> None:
     for path in (partial_of(output), journal_of(output)):
         with contextlib.suppress(FileNotFoundError):
             disk.system.unlink(path)
+
+
+def begun(output: Path) -> bool:
+    """Is there anything to go on with? An empty output is from a run that ended before its plan was on disk."""
+    partial = partial_of(output)
+    return partial.exists() and disk.system.status(partial).st_size > 0
 
 
 def refuse_leftovers(output: Path) -> None:

@@ -5,6 +5,7 @@ Tables go last, row by row; a row whose bytes all lie in holes is neither read n
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,42 +41,38 @@ def write(
     which `resume` takes up.
     """
     disk.refuse_existing(output, force)
-    identity = made.identity()
     partial = journal.partial_of(output)
-    if resume and partial.exists():
-        log = journal.Journal.resume(output, identity)
-        file = WriteFile.open(partial)
-    else:
-        if force:
+    with contextlib.ExitStack() as opened:
+        log, file = _open(made, output, resume, force, opened)
+        try:
+            file.resize(made.layout.file_size)
+            file.write(0, made.layout.header)
+            progress(len(made.layout.header))
+            _Pass(made, file, log, progress).run()
+            file.sync()
+            opened.close()
+            disk.publish(partial, output, force)
+        except (FormatError, EngramctlError):
+            opened.close()
             journal.remove(output)
-        journal.refuse_leftovers(output)
-        _require_room(made, output)
-        file = WriteFile.create(partial)
-        log = None
-    try:
-        if log is None:
-            log = journal.Journal.begin(output, identity)
-        file.resize(made.layout.file_size)
-        file.write(0, made.layout.header)
-        progress(len(made.layout.header))
-        _Pass(made, file, log, progress).run()
-        file.sync()
-        disk.publish(partial, output, force)
-    except (FormatError, EngramctlError):
-        _close(file, log)
-        journal.remove(output)
-        raise
-    except BaseException:
-        _close(file, log)
-        raise
-    _close(file, log)
+            raise
     journal.remove(output)
 
 
-def _close(file: WriteFile, log: journal.Journal | None) -> None:
-    file.close()
-    if log is not None:
-        log.close()
+def _open(
+    made: Plan, output: Path, resume: bool, force: bool, opened: contextlib.ExitStack
+) -> tuple[journal.Journal, WriteFile]:
+    """The unfinished output and its journal: those of the run to be resumed, or new ones."""
+    identity, partial = made.identity(), journal.partial_of(output)
+    if resume and journal.begun(output):
+        log = opened.enter_context(contextlib.closing(journal.Journal.resume(output, identity)))
+        return log, opened.enter_context(WriteFile.open(partial))
+    if force or resume:
+        journal.remove(output)
+    journal.refuse_leftovers(output)
+    _require_room(made, output)
+    file = opened.enter_context(WriteFile.create(partial))
+    return opened.enter_context(contextlib.closing(journal.Journal.begin(output, identity))), file
 
 
 def _require_room(made: Plan, output: Path) -> None:

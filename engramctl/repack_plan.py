@@ -17,6 +17,7 @@ from engramctl import __version__, config
 from engramctl.checkpoint import CheckpointSource
 from engramctl.errors import EngramctlError
 from engramctl.extents import data_rows
+from engramctl.hash_params import digest
 from engramctl.shapes import PROJECTION_BLOCK
 from formats import disk, row264
 from formats import gguf_file as gguf
@@ -55,12 +56,17 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """What an interrupted run must find unchanged to go on: the request, and the source's files."""
         shards = {tensor.path: None for tensor in self.source.tensors.values()}
+        config = self.source.config_text
         return {
             "version": __version__,
             "profile": self.source.profile.name,
-            "header": hashlib.sha256(self.layout.header).hexdigest(),
-            "size": self.layout.file_size,
+            "layers": list(self.source.sizes.layers),
+            "kv_type": self.kv_type,
+            "config": None if config is None else hashlib.sha256(config.encode()).hexdigest(),
+            "token_map": digest(self.source.params().token_map, "<u4"),
             "shards": {path.name: _identity(path) for path in shards},
+            "header": hashlib.sha256(self.layout.header).hexdigest(),  # whatever else was asked for
+            "size": self.layout.file_size,
         }
 
 
