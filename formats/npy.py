@@ -21,6 +21,7 @@ from formats.errors import FormatError, shown
 
 MAGIC = b"\x93NUMPY"
 NUMBERS = "biuf"  # dtype kinds: boolean, signed, unsigned, floating
+PARSERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 MOST_ITEMS = 1 << 56
 MOST_HEADER = 1 << 16  # bytes: a longer one is no plain array's
 
@@ -32,13 +33,15 @@ def header(
     stream = io.BytesIO(head[:MOST_HEADER])
     try:
         version = np.lib.format.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise FormatError(path, at, "npy version 1 or 2", f"version {version[0]}.{version[1]}")
-        parse = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
+    except ValueError:
+        raise FormatError(path, at, "an npy header", shown(head[:8].hex(" "))) from None
+    if version not in PARSERS:
+        raise FormatError(path, at, "npy version 1 or 2", f"version {version[0]}.{version[1]}")
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # headers of Python 2, which NumPy repairs
-            shape, by_column, dtype = parse(stream)
-    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError, Warning) as error:
+            shape, by_column, dtype = PARSERS[version](stream)
+    except Exception as error:  # of many kinds: NumPy hands the text to Python's own parser and tokenizer
         raise FormatError(path, at, "an npy header", shown((str(error).splitlines() or ["none"])[0])) from None
     if dtype.hasobject or dtype.kind not in kinds or dtype.itemsize == 0:
         raise FormatError(path, at, "an array of numbers", "pickled objects" if dtype.hasobject else shown(str(dtype)))

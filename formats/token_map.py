@@ -40,7 +40,8 @@ def encode(token_map: NDArray[np.uint32], form: Form) -> bytes:
 def decode(data: bytes, path: str, vocabulary: int | None = None) -> tuple[Form, NDArray[np.uint32]]:
     """The file's bytes -> its form and [V] compressed ids; no map in any form raises `FormatError`.
 
-    Raw u32 and i64 carry no header: the vocabulary's size tells them apart, and without it zero upper words do.
+    Raw u32 and i64 carry no header, but entry 0 is 0: that tells them from other files. From each other the
+    vocabulary's size tells them, and without it zero upper words do.
     """
     if not data:
         raise FormatError(path, None, "a token map", "an empty file")
@@ -51,6 +52,8 @@ def decode(data: bytes, path: str, vocabulary: int | None = None) -> tuple[Form,
     if len(data) % U32_BYTES:
         raise FormatError(path, None, f"whole entries of {U32_BYTES} or {I64_BYTES} bytes", f"{len(data)} bytes")
     words = np.frombuffer(data, "<u4")
+    if words[0]:
+        raise FormatError(path, "entry 0", "0, as in every map that is numbered by first appearance", f"{words[0]}")
     if _is_i64(words, vocabulary):
         if len(data) % I64_BYTES:
             raise FormatError(path, None, f"whole entries of {I64_BYTES} bytes", f"{len(data)} bytes")
