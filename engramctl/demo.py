@@ -138,7 +138,7 @@ class _Demo:
         self.check("every byte", "the checkpoint", "packing", "@ckpt", "@engram.gguf")
 
     def use(self) -> None:
-        """Tokens to hidden states by the fast engine, from the container; checked by the reference, from the checkpoint."""
+        """Tokens to hidden states by the fast engine from the container; the reference checks from the checkpoint."""
         self.sequence()
         some = ("--layer", str(LAYER), "--ids-file", "@ids.txt", "--mask-file", "@mask.txt")
         for stage in ("rows", "values", "kv", "gate"):

@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SCRIPT = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 CUT = "..."  # a line of the README that stands for any number of lines
 
 
@@ -26,13 +27,14 @@ def examples() -> list[tuple[str, list[str]]]:
 
 def run(command: str, folder: Path) -> list[str]:
     """What a command prints, standard output and error together, as in a terminal that is no terminal."""
-    script = folder.parent / "bin" / "engramctl"
-    if not script.exists():
-        script.parent.mkdir()
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m engramctl "$@"\n')
-        script.chmod(0o755)
+    commands = folder.parent / "bin"
+    if not commands.exists():
+        commands.mkdir()
+        for name, words in (("engramctl", "-m engramctl"), ("python", "")):
+            (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+            (commands / name).chmod(0o755)
     environment = os.environ | {
-        "PATH": f"{script.parent}:{os.environ['PATH']}",
+        "PATH": f"{commands}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "100",
     }
@@ -58,6 +60,8 @@ def test_every_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     assert examples()
+    for name, text in SCRIPT.findall(README):
+        (folder / name).write_text(text)
     for command, shown in examples():
         printed = run(command, folder)
         assert matches(printed, shown), f"$ {command}\nprints:\n" + "\n".join(printed) + "\nshown:\n" + "\n".join(shown)
