@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl.arrays import Array, Data, Dump, open_data, sizes
-from formats import safetensors_raw
+from formats import npy, safetensors_raw
 from formats.errors import FormatError, shown
 
 MOST_MEMBERS = 1000  # of an npz
-NPY_MAGIC, ZIP_MAGICS = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")
+NPY_MAGIC, ZIP_MAGICS = npy.MAGIC, (b"PK\x03\x04", b"PK\x05\x06")
 NPY_HEADER = 1 << 16  # a longer npy header is no array's
 PIECE = 1 << 24
 SAFETENSORS = {
@@ -59,22 +59,10 @@ def read_arrays(data: Data) -> Dump | None:
 
 def npy_header(head: bytes, where: str, at: str | None = None) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """Dtype, shape, column order and length of an npy header; BF16's V2 becomes uint16."""
-    stream = io.BytesIO(head)
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise FormatError(where, at, "npy version 1 or 2", f"version {version[0]}")
-        parse = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
-        shape, by_column, dtype = parse(stream)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise FormatError(where, at, "an npy header", (str(error).splitlines() or ["none"])[0][:120]) from None
-    if dtype == np.dtype("V2"):
-        dtype = np.dtype("<u2")
-    if dtype.hasobject or dtype.kind not in "biuf":
-        raise FormatError(where, at, "an array of numbers", "pickled objects" if dtype.hasobject else f"{dtype}"[:80])
-    if any(type(size) is not int or size < 0 for size in shape) or len(shape) > 8:
-        raise FormatError(where, at, "a shape of a few sizes", f"{shape}"[:80])
-    return dtype, shape, by_column, stream.tell()
+    dtype, shape, by_column, start = npy.header(head, where, at, npy.NUMBERS + "V")
+    if dtype.kind == "V" and dtype != np.dtype("V2"):
+        raise FormatError(where, at, "an array of numbers", f"{dtype}"[:80])
+    return np.dtype("<u2") if dtype.kind == "V" else dtype, shape, by_column, start
 
 
 def _shaped(raw: NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...], by_column: bool) -> NDArray[Any]:

@@ -3,12 +3,10 @@ later."""
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +14,9 @@ from numpy.typing import NDArray
 from engramctl import rowsets
 from engramctl.cli.options import STDIN, IdsFormat
 from engramctl.errors import EngramctlError
+from formats import npy
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.token_map import NPY_MAGIC
 
 MOST_BYTES = 4 << 30  # of token ids: larger inputs are refused unread
 INT64_MAX = 2**63 - 1
@@ -70,11 +68,11 @@ def read_ids(path: Path, form: IdsFormat = IdsFormat.auto) -> NDArray[np.int64]:
             IdsFormat.jsonl
             if path.suffix == ".jsonl"
             else IdsFormat.npy
-            if data.startswith(NPY_MAGIC)
+            if data.startswith(npy.MAGIC)
             else IdsFormat.text
         )
     if form is IdsFormat.npy:
-        array = read_npy(data, name)
+        array = npy.read(data, name)
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise FormatError(name, None, "one row of integers", f"{array.dtype} {list(array.shape)}")
         if array.size and int(array.max()) > INT64_MAX:
@@ -111,9 +109,9 @@ def read_mask(mask: str | None, mask_file: Path | None, count: int) -> NDArray[n
 
 def _mask_file(path: Path) -> NDArray[np.int64]:
     data, name = read_bytes(path), label(path)
-    if not data.startswith(NPY_MAGIC):
+    if not data.startswith(npy.MAGIC):
         return integers(_utf8(data, name), name)
-    array = read_npy(data, name)
+    array = npy.read(data, name)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_):
         raise FormatError(name, None, "one row of 0 and 1", f"{array.dtype} {list(array.shape)}")
     return array.astype(np.int64)
@@ -162,19 +160,6 @@ def _utf8(data: bytes, name: str) -> str:
         raise FormatError(name, error.start, "text", f"byte {data[error.start]:#04x}") from None
 
 
-def read_npy(data: bytes, name: str) -> NDArray[Any]:
-    """An npy file's array; pickles, cuts and lies about the shape raise `FormatError`."""
-    try:
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError, SyntaxError, MemoryError, RecursionError) as error:
-        raise FormatError(
-            name, None, "a readable npy file", (str(error).splitlines() or ["no array"])[0][:200]
-        ) from None
-    if not isinstance(array, np.ndarray):
-        raise FormatError(name, None, "one npy array", type(array).__name__)
-    return array
-
-
 def read_bytes(path: Path) -> bytes:
     """A whole file, or standard input for `-`; a folder or a missing file raises `FormatError`."""
     if path == STDIN:
@@ -213,10 +198,10 @@ def read_rows(rows: str | None, rows_file: Path | None, count: int) -> NDArray[n
         return rowsets.expand(rowsets.parse(rows, "--rows"), "--rows", count)
     path = rows_file or STDIN
     data, name = read_bytes(path), label(path)
-    if not data.startswith(NPY_MAGIC):
+    if not data.startswith(npy.MAGIC):
         listed = ",".join(_utf8(data, name).replace(",", " ").split())
         return rowsets.expand(rowsets.parse(listed, name), name, count)
-    array = read_npy(data, name)
+    array = npy.read(data, name)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise FormatError(name, None, "one row of integers", f"{array.dtype} {list(array.shape)}")
     return array.astype(np.int64)
