@@ -13,7 +13,10 @@ from engramctl.cli.options import Json, Quiet
 def profiles(
     name: Annotated[str | None, typer.Argument(help="A profile to print whole.")] = None, json: Json = False
 ) -> None:
-    """List the models it knows; with a name, print that one's facts and their sources."""
+    """List the models it knows.
+
+    With a name, print that one's facts; with --json all of them and their sources.
+    """
     from engramctl import profiles as known
     from engramctl import report
 
@@ -42,7 +45,10 @@ def _list(numbers: tuple[int, ...]) -> str:
 
 
 def demo(json: Json = False, quiet: Quiet = False) -> None:
-    """Build small checkpoints in the real format, run the whole main job on them, and say what each check proves."""
+    """Run the whole main job on small checkpoints.
+
+    Builds them in a temporary folder, in the real format; ends in a table of what each check compared and proves.
+    """
     from engramctl import demo as show
     from engramctl import report
 

@@ -60,7 +60,10 @@ def make_map(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Token id -> compressed id, from a tokenizer or an existing map, compared with the profile's published digest."""
+    """Make or rewrite the token map.
+
+    From a tokenizer, or a map in any form; one that is not the profile's published map is refused.
+    """
     from engramctl import maps, profiles, report
     from engramctl.cli import edge
     from engramctl.cli.output import emit, refuse_both
@@ -99,8 +102,10 @@ def params(
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Multipliers, primes, offsets, pad and row counts, of the profile or as found in a source; compared with the
-    derivation."""
+    """Write the hash constants.
+
+    Multipliers, primes, offsets, pad and row counts of the profile or as found in a source; compared with the derivation.
+    """
     import json
 
     from engramctl import constants, params_file, profiles
@@ -142,7 +147,10 @@ def synth(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a synthetic checkpoint in the real format: config, index, shards, tokenizer."""
+    """Make a synthetic checkpoint.
+
+    In the real format: config, index, shards, tokenizer; seeded, so equal everywhere.
+    """
     from engramctl import profiles, report
     from engramctl import synth as make
     from engramctl.cli import edge
@@ -179,7 +187,10 @@ def repack(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a checkpoint's tables into a GGUF container of the ds4 dialect, losslessly."""
+    """Convert a checkpoint to a container.
+
+    Its tables become row264 tail tensors of a GGUF in the ds4 dialect, without a bit changed.
+    """
     from engramctl import maps, repack_plan, report
     from engramctl import repack as convert
     from engramctl.checkpoint import open_checkpoint
@@ -215,7 +226,10 @@ def show(
     profile: OptionalProfile = None,
     json: Json = False,
 ) -> None:
-    """Say what a container or checkpoint is: dialect, constants, tables, sizes, who can load it. Reads headers only."""
+    """Say what a file or folder is.
+
+    Dialect, constants, tables, sizes, and which loaders take it; reads headers only.
+    """
     from engramctl import report
     from engramctl import show as look
 

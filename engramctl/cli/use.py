@@ -103,7 +103,7 @@ def hash_(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Token ids or text -> row numbers, all layers."""
+    """Turn token ids or text into row numbers."""
     from engramctl import constants, rows_out
     from engramctl.cli import inputs, sums
     from engramctl.cli.output import emit
@@ -153,7 +153,7 @@ def lookup(
     profile: OptionalProfile = None,
     force: Force = False,
 ) -> None:
-    """Row numbers -> an npy array of what they hold, in the order given."""
+    """Read rows by number, as an npy array."""
     from engramctl import reference
     from engramctl.cli import inputs
     from engramctl.cli.output import emit, npy
@@ -200,7 +200,10 @@ def run(
     threads: Threads = None,
     force: Force = False,
 ) -> None:
-    """The whole pipeline of one layer: token ids and hidden states -> new hidden states."""
+    """Run one layer: rows, values, kv, gate.
+
+    Token ids and hidden states in, new hidden states out; --stop-at writes a stage in between.
+    """
     from engramctl import dumps, maps, pipeline
     from engramctl.cli import inputs
     from engramctl.cli.output import emit, npy
