@@ -96,7 +96,8 @@ def _from_arrays(data: Data, wanted: Wanted) -> Rows:
 def _from_u32(data: Data, wanted: Wanted) -> Rows:
     sizes = {4 * wanted.tokens * len(layers) * wanted.columns: layers for layers in _shapes(wanted).values()}
     if data.size not in sizes:
-        raise FormatError(data.where, None, f"{' or '.join(map(str, sizes))} bytes of u32 rows", f"{data.size} bytes")
+        forms = f"npy, npz, safetensors, tsv, jsonl, or u32 in {' or '.join(map(str, sizes))} bytes"
+        raise FormatError(data.where, None, forms, f"{data.size} bytes")
     layers = sizes[data.size]
     rows = data.read(0, data.size, "rows").view("<u4").astype(np.int64)
     return _chosen(Rows(layers, rows.reshape(wanted.tokens, len(layers), wanted.columns)), wanted)

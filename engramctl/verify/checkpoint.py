@@ -75,7 +75,9 @@ def check(
             numbers.rows(table, layer, profile, sizes, None if all_rows else (sample, seed), result, progress)
         for (layer, role), tensor in tensors.items():
             numbers.tensor(state.file(tensor.path), tensor, layer, role, result)
-        if sizes is not None:
+        if sizes is None:
+            result.notes.append("without sizes, shapes and rows were not checked")
+        else:
             _constants(state, sizes)
         if release or _is_release(state):
             count = published.real_rows(tables, profile, CHECK, result)
@@ -99,17 +101,25 @@ def _sizes(
     if config is None:
         if not profile_named:
             result.add(CHECK, str(path), "a config.json (or --profile NAME)", "none")
-        return profile.sizes
+        return profile.sizes if profile_named else None
     try:
         sizes = configs.read_sizes(config, profile, str(path / safetensors_raw.CONFIG_NAME))
     except FormatError as error:
         result.add(CHECK, error.where, error.expected, error.found)
-        result.notes.append("without sizes, shapes and rows were not checked")
         return None
+    _blocks(config, result)
     if differs := sizes.differences(profile.sizes):
         listed = "; ".join(f"{name} {_short(mine)} for {_short(theirs)}" for name, (mine, theirs) in differs.items())
         result.notes.append(f"not the sizes of profile {profile.name}: {listed}")
     return sizes
+
+
+def _blocks(config: Mapping[str, Any], result: Result) -> None:
+    """Where the config says how the projection is quantised, it has to be what the tensors are."""
+    said = config.get("quantization_config")
+    blocks = said.get("weight_block_size") if isinstance(said, dict) else None
+    if blocks is not None and blocks != [shapes.PROJECTION_BLOCK] * 2:
+        result.add(CHECK, "config weight_block_size", f"{[shapes.PROJECTION_BLOCK] * 2}", f"{blocks!r}"[:60])
 
 
 def _short(value: object) -> str:

@@ -83,6 +83,7 @@ def _mask(dump: Dump, tokens: int) -> NDArray[np.bool_] | None:
     if "mask" not in dump.arrays:
         return None
     mask = dump.arrays["mask"].load(MASKS, (tokens,))
+    mask = mask.view(np.uint8) if mask.dtype == np.bool_ else mask
     if mask.size and not np.isin(mask, (0, 1)).all():
         raise FormatError(dump.where, "array mask", "1 for text or 0 for dead", f"{mask[~np.isin(mask, (0, 1))][0]}")
     return mask.astype(np.bool_)

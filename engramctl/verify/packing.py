@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from engramctl import rowsets, telling
 from engramctl.errors import EngramctlError
 from engramctl.extents import data_rows, joined
+from engramctl.hash_params import MOST_COLUMNS
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
 from engramctl.table import Table
@@ -131,8 +132,9 @@ def seeded_rows(
     """The telling rows of a table of `count`, and `sample` others by the seed, ascending."""
     if sample > MOST_SAMPLE:
         raise EngramctlError("--sample", f"at most {MOST_SAMPLE} rows, or all of them", f"{sample}")
-    known = sizes is not None and layer in sizes.layers
-    boundaries = telling.heads(profile, sizes, sizes.layers.index(layer)) if known and sizes is not None else []
+    boundaries = []
+    if sizes is not None and layer in sizes.layers and sizes.columns * len(sizes.layers) <= MOST_COLUMNS:
+        boundaries = telling.heads(profile, sizes, sizes.layers.index(layer))
     seeded = np.random.default_rng([seed, layer]).choice(count, min(sample, count), replace=False)
     return np.unique(np.concatenate([np.array(telling.rows(count, boundaries), np.int64), seeded.astype(np.int64)]))
 

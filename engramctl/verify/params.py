@@ -107,7 +107,7 @@ def sizes_of(path: Path, profile: Profile) -> tuple[Sizes | None, FoundMap | Non
         _, config = checkpoint_config(path)
         sizes = None if config is None else configs.read_sizes(config, profile, str(path / "config.json"))
         return sizes, tokenizer_map(path / "tokenizer.json")
-    header = read_header(path)
+    header = read_header(path, strict=False)
     config = container_config(header, DS4)
     whole = None if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
     ids = _as_map(constants.of_container(header, DS4))

@@ -32,7 +32,6 @@ def check(
     `sizes` are the token ids and compressed ids that the source itself states, if it does.
     """
     result = Result(Coverage("token ids", 0, found.ids.size))
-    _numbering(found.ids, result)
     if sizes is not None:
         _counts(found.ids, sizes, "the source's config", result)
     if derived is not None:
@@ -40,6 +39,7 @@ def check(
     if published:
         _published(found.ids, profile, derived is None, result)
     elif derived is None:
+        _numbering(found.ids, result)
         result.notes.append("no tokenizer and another model's sizes: only counts and numbering were checked")
     result.extra["found"] = facts(found)
     if derived is not None:
