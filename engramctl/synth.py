@@ -52,6 +52,8 @@ def make(folder: Path, profile: Profile, seed: int, real_tokens: bool, full_size
     tokenizer = None if real_tokens or full_size else tiny_tokenizer.text()
     sizes = choose_sizes(profile, real_tokens, full_size)
     folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors.index.json", "tokenizer.json"):  # an unfinished folder is nothing
+        (folder / name).unlink(missing_ok=True)
     shard_of: dict[str, str] = {}
     marked: dict[int, tuple[int, ...]] = {}
     for number, layer in enumerate(sizes.layers):
