@@ -146,9 +146,9 @@ def _jsonl(data: bytes, name: str) -> NDArray[np.int64]:
         except (ValueError, RecursionError):
             raise FormatError(name, f"line {number}", "an integer or an array of integers", f"{line[:40]!r}") from None
         items = parsed if isinstance(parsed, list) else [parsed]
-        bad = next((item for item in items if type(item) is not int or not -(2**63) <= item <= INT64_MAX), None)
-        if bad is not None or parsed is None:
-            raise FormatError(name, f"line {number}", "integers below 2**63", f"{bad!r:.40}")
+        bad = [item for item in items if type(item) is not int or not -(2**63) <= item <= INT64_MAX]
+        if bad:
+            raise FormatError(name, f"line {number}", "integers below 2**63", f"{bad[0]!r:.40}")
         ids.extend(items)
     return np.array(ids, np.int64)
 

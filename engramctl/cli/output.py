@@ -26,6 +26,12 @@ def emit(path: Path, chunks: Iterable[bytes], force: bool) -> None:
     sys.stdout.buffer.flush()
 
 
+def refuse_existing(path: Path, force: bool) -> None:
+    """Before the work, what `emit` would refuse after it."""
+    if path != STDIN:
+        disk.refuse_existing(path, force)
+
+
 def npy(array: NDArray[Any]) -> Iterable[bytes]:
     """An npy file's bytes: header, then the array in pieces."""
     yield npy_header(array.shape, array.dtype)

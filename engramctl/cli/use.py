@@ -106,9 +106,10 @@ def hash_(
     """Turn token ids or text into row numbers."""
     from engramctl import constants, rows_out
     from engramctl.cli import inputs, sums
-    from engramctl.cli.output import emit
+    from engramctl.cli.output import emit, refuse_existing
     from engramctl.errors import EngramctlError
 
+    refuse_existing(output, force)
     if threads is not None:
         from engramctl import fast
 
@@ -156,10 +157,11 @@ def lookup(
     """Read rows by number, as an npy array."""
     from engramctl import reference
     from engramctl.cli import inputs
-    from engramctl.cli.output import emit, npy
+    from engramctl.cli.output import emit, npy, refuse_existing
     from engramctl.source import open_source, the_layer
     from formats import row264
 
+    refuse_existing(output, force)
     with open_source(source, profile) as opened:
         table = opened.table(the_layer(opened, layer))
         wanted = inputs.read_rows(rows, rows_file, table.rows)
@@ -206,10 +208,11 @@ def run(
     """
     from engramctl import dumps, maps, pipeline
     from engramctl.cli import inputs
-    from engramctl.cli.output import emit, npy
+    from engramctl.cli.output import emit, npy, refuse_existing
     from engramctl.errors import EngramctlError
     from engramctl.source import open_source, the_layer
 
+    refuse_existing(output, force)
     if kernel not in (KernelName.auto, KernelName.portable):
         raise EngramctlError("--kernel", "auto or portable, which this version has", kernel.value)
     if activation is ActivationName.official and engine is EngineName.fast:
