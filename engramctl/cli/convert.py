@@ -104,7 +104,7 @@ def params(
 ) -> None:
     """Write the hash constants.
 
-    Multipliers, primes, offsets, pad and row counts of the profile or as found in a source; compared with the derivation.
+    Multipliers, primes, offsets, pad and row counts of the profile or a source; compared with the derivation.
     """
     import json
 
