@@ -6,7 +6,6 @@ refused; BF16 is its bits in uint16, whatever wrote them (ml_dtypes' npy says V2
 
 from __future__ import annotations
 
-import io
 import math
 import tempfile
 import zipfile
@@ -184,10 +183,7 @@ def _tensor_array(data: Data, tensor: safetensors_raw.Tensor) -> Array:
 
 def npy_chunks(array: NDArray[Any]) -> Iterator[bytes]:
     """An npy file's bytes: header, then the array in pieces."""
-    header = io.BytesIO()
-    fields = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
-    np.lib.format.write_array_header_1_0(header, fields)
-    yield header.getvalue()
+    yield npy.encode_header(array.shape, array.dtype)
     yield from pieces(array)
 
 

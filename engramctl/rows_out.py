@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.history import History
+from formats import npy
 
 CHUNK_TOKENS = 16384
 SHORT = 8192  # below this the reference is done before a compiler has started
@@ -37,9 +39,9 @@ def chunks(
 def write(rows: Iterator[NDArray[np.int64]], form: str, params: HashParams, count: int) -> Iterator[bytes]:
     """The rows' bytes in one of the forms but sha256. Positions count from the first token given."""
     if form == "npy":
-        from engramctl.cli.output import npy_header
-
-        yield npy_header((count, len(params.layers), params.columns), np.dtype(np.int64))
+        yield npy.encode_header((count, len(params.layers), params.columns), np.dtype("<i8"))
+    if form == "u32" and max(params.rows) > 2**32:
+        raise EngramctlError("--to u32", "tables of at most 2**32 rows", f"{max(params.rows)}")
     start = 0
     for some in rows:
         if form == "npy":

@@ -60,3 +60,11 @@ def read(data: bytes, path: str | PathLike[str], at: str | None = None, kinds: s
         raise FormatError(path, start if at is None else at, size, f"{len(data) - start}")
     array = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)
     return array.reshape(shape, order="F" if by_column else "C")
+
+
+def encode_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """What stands before an array's bytes in row order."""
+    file = io.BytesIO()
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, fields)
+    return file.getvalue()

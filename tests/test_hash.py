@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
@@ -16,11 +18,12 @@ from hypothesis import strategies as st
 from published import fixture, release, sha256, shipped_map
 from tiers import TIERS
 
-from engramctl import fast, reference
+from engramctl import fast, reference, rows_out
 from engramctl.errors import EngramctlError
 from engramctl.fast import cache
 from engramctl.hash_params import HashParams
 from engramctl.history import History
+from formats import npy
 
 PUBLISHED, GENERATED = fixture("rows_published"), fixture("rows_generated")
 LLAMA, NEMO = PUBLISHED["llama_fork_F1_F2_F3"], PUBLISHED["nemo_frozen_official_tiny"]
@@ -453,3 +456,55 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 def test_constants_that_cannot_be_hashed_with_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngramctlError, match=f"^here: .*{message}"):
         replace(release(), **changes).check("here")
+
+
+# Rows as bytes, chunk by chunk.
+
+
+def test_the_whole_vocabulary_in_chunks_has_the_official_digest() -> None:
+    official = {case["label"]: case["sha"] for case in OFFICIAL["cases"]}["entire-vocabulary-in-sequence"]
+    pieces = list(rows_out.chunks(np.arange(VOCABULARY), release(), None, ()))
+    assert [len(piece) for piece in pieces] == [16384] * 7 + [14592]
+    assert rows_out.sha256(iter(pieces)) == official
+
+
+def test_chunks_look_back_across_their_edges_and_into_the_history() -> None:
+    drawn, params = np.random.default_rng(11), release()
+    tokens, mask = drawn.integers(0, VOCABULARY, 40_000), drawn.integers(0, 9, 40_000) != 0
+    mask[16382:16386] = [True, False, True, True]
+    got = np.concatenate(list(rows_out.chunks(tokens, params, mask, (5, -1, 7))))
+    np.testing.assert_array_equal(got, fast.hash_rows(tokens, params, mask, (5, -1, 7)))
+    for some in (slice(0, 5), slice(16380, 16390), slice(32764, 32774)):
+        past = (5, -1, 7) if some.start == 0 else tuple(params.compress(tokens, mask)[some.start - 3 : some.start])
+        np.testing.assert_array_equal(got[some], formula(params, tokens[some], mask[some], past))
+
+
+def test_a_bad_id_in_a_later_chunk_is_refused_before_the_first_row() -> None:
+    tokens = np.zeros(40_000, np.int64)
+    tokens[39_999] = VOCABULARY
+    with pytest.raises(EngramctlError, match="found 129280 at position 39999"):
+        next(rows_out.chunks(tokens, release(), None, ()))
+
+
+def test_every_form_holds_the_rows() -> None:
+    params, tokens = release(), ids([671, 4787, 13769])
+    rows = reference.hash_rows(tokens, params)
+
+    def written(form: str) -> bytes:
+        return b"".join(rows_out.write(iter([rows[:2], rows[2:]]), form, params, 3))
+
+    np.testing.assert_array_equal(np.load(io.BytesIO(written("npy"))), rows)
+    assert written("npy") == b"".join([npy.encode_header((3, 2, 24), np.dtype("<i8")), rows.astype("<i8").tobytes()])
+    assert written("u32") == rows.astype("<u4").tobytes()
+    lines = [(t, layer, rows[t, i].tolist()) for t in range(3) for i, layer in enumerate((1, 14))]
+    assert written("tsv").decode() == "".join("\t".join(map(str, (t, layer, *row))) + "\n" for t, layer, row in lines)
+    assert [json.loads(line) for line in written("jsonl").splitlines()] == [
+        {"position": t, "layer": layer, "rows": row} for t, layer, row in lines
+    ]
+
+
+def test_rows_that_do_not_fit_32_bits_are_refused_not_cut() -> None:
+    params = replace(release(), rows=(2**32 + 1, 2**32)).check()
+    with pytest.raises(EngramctlError, match=r"^--to u32: expected tables of at most 2\*\*32 rows, found 4294967297$"):
+        list(rows_out.write(iter([]), "u32", params, 0))
+    list(rows_out.write(iter([]), "u32", replace(release(), rows=(2**32, 2**32)).check(), 0))

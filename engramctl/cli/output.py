@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from engramctl.cli.options import STDIN
 from engramctl.errors import EngramctlError
 from formats import disk
+from formats.npy import encode_header
 
 
 def emit(path: Path, chunks: Iterable[bytes], force: bool) -> None:
@@ -34,18 +34,11 @@ def refuse_existing(path: Path, force: bool) -> None:
 
 def npy(array: NDArray[Any]) -> Iterable[bytes]:
     """An npy file's bytes: header, then the array in pieces."""
-    yield npy_header(array.shape, array.dtype)
+    yield encode_header(array.shape, array.dtype)
     flat = np.ascontiguousarray(array).data.cast("B") if array.size else memoryview(b"")
     piece = 1 << 24
     for start in range(0, len(flat), piece):
         yield bytes(flat[start : start + piece])
-
-
-def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    file = io.BytesIO()
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
-    return file.getvalue()
 
 
 def refuse_both(json_wanted: bool, output: Path | None) -> None:
