@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +46,10 @@ def expand(ranges: Sequence[Range], where: str, rows: int | None = None) -> NDAr
 
 def joined(ranges: Sequence[Range], rows: int) -> list[Range]:
     """The set as ascending ranges apart from each other, cut off at `rows`."""
-    kept = sorted((first, min(last, rows)) for first, last in ranges if first < rows)
-    ends = list(accumulate((last for _, last in kept), max))
-    starts = [i for i in range(len(kept)) if i == 0 or kept[i][0] > ends[i - 1]]
-    return [(kept[i][0], ends[after - 1]) for i, after in zip(starts, [*starts[1:], len(kept)], strict=True)]
+    made: list[Range] = []
+    for first, last in sorted((first, min(last, rows)) for first, last in ranges if first < rows):
+        if made and first <= made[-1][1]:
+            made[-1] = (made[-1][0], max(made[-1][1], last))
+        else:
+            made.append((first, last))
+    return made

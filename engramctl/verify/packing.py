@@ -206,7 +206,7 @@ def _band(expected: Weight, found: Weight, first: int, rows: int, result: Result
     named = np.argwhere(differs)[: max(0, MOST_FINDINGS - len(result.findings))]
     for row, column in named.tolist():
         where = f"tensor {found.name} row {first + row} column {column}"
-        result.add(CHECK, where, f"{want[row, column]!r}"[:40], f"{have[row, column]!r}"[:40])
+        result.add(CHECK, where, f"{want[row, column]:.9g}", f"{have[row, column]:.9g}")
     result.total += count - len(named)
 
 
