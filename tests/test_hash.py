@@ -313,7 +313,7 @@ def test_all_digests_made_by_the_released_code(tier: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_rows_are_the_formulas_for_any_constants(tier: ModuleType, data: st.DataObject) -> None:
     params = data.draw(constants())

@@ -21,7 +21,7 @@ from engramctl.history import History
 
 Tokens = tuple[np.ndarray, np.ndarray | None]
 BOTH = pytest.mark.parametrize("tier", TIERS)
-EXAMPLES = settings(deadline=None, max_examples=60)
+EXAMPLES = settings(deadline=None, max_examples=40)
 
 
 def part(sequence: Tokens, start: int, end: int | None) -> Tokens:
@@ -153,7 +153,7 @@ class Moves(RuleBasedStateMachine):
             assert len(self.history) == len(self.said)
 
 
-Moves.TestCase.settings = settings(deadline=None, max_examples=40, stateful_step_count=15)
+Moves.TestCase.settings = settings(deadline=None, max_examples=30, stateful_step_count=12)
 TestMoves = Moves.TestCase
 
 

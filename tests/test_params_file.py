@@ -300,8 +300,8 @@ def test_a_file_cut_at_any_length_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [as_json(small()), params_file.to_npz(small())], ids=["json", "npz"])
-def test_a_file_with_any_byte_changed_is_constants_or_one_clean_error(data: bytes) -> None:
+def test_a_file_with_one_bit_of_any_byte_changed_is_constants_or_one_clean_error(data: bytes) -> None:
     drawn = random.Random(20260910)
     for at in range(len(data)):
-        for value in (data[at] ^ 1 << drawn.randrange(8), drawn.randrange(256)):
-            clean(data[:at] + bytes([value]) + data[at + 1 :])
+        value = data[at] ^ 1 << drawn.randrange(8)
+        clean(data[:at] + bytes([value]) + data[at + 1 :])

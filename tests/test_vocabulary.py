@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,11 @@ def by_library(*without: str) -> Callable[[str], str]:
     return normalizers.Sequence([step for name, step in STEPS.items() if name not in without]).normalize_str
 
 
+@cache
+def decomposed(text: str) -> str:
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text))
+
+
 def by_unicodedata(
     text: str,
     mark: Callable[[str], bool] = lambda c: unicodedata.category(c)[0] == "M",
@@ -131,7 +136,7 @@ def by_unicodedata(
     spaces: str = r"[ \t\r\n]+",
     strip: str | None = None,
 ) -> str:
-    text = unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text))
+    text = decomposed(text)
     text = re.sub(spaces, " ", lower("".join(c for c in text if not mark(c))))
     return " " if text == " " else text.strip(strip)
 
@@ -147,7 +152,7 @@ def clean_up(text: str) -> str:
     return text
 
 
-LIBRARY = by_library()
+LIBRARY = cache(by_library())
 VARIANTS: dict[str, Key] = {
     "reference": released(LIBRARY),
     "no_empty_fallback": lambda text, piece: piece if "\ufffd" in text else LIBRARY(text),
