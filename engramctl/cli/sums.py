@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from engramctl.hash_params import HashParams
 from engramctl.verify.result import Coverage, Result
 from formats.errors import FormatError
 
-LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)", re.DOTALL)
+ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}  # in names; a line with any of them starts with a backslash
 
 
 def digest(file: Path, form: IdsFormat, params: HashParams) -> str:
@@ -22,19 +24,26 @@ def digest(file: Path, form: IdsFormat, params: HashParams) -> str:
 
 
 def line(sha256: str, file: Path) -> bytes:
-    return f"{sha256}  {file}\n".encode()
+    name = str(file)
+    escaped = "".join(ESCAPES.get(c, c) for c in name)
+    return os.fsencode(f"{sha256}  {escaped}\n" if escaped == name else f"\\{sha256}  {escaped}\n")
+
+
+def _file(name: str, escaped: bool) -> Path:
+    plain = {escape[1:]: character for character, escape in ESCAPES.items()}
+    return Path(re.sub(r"\\([\\nr])", lambda match: plain[match[1]], name) if escaped else name)
 
 
 def check(sums: Path, compute: Callable[[Path], str], json_wanted: bool, quiet: bool) -> int:
     """Compute each line's digest again; 0 if all are the same, else 1. Files are found from where you stand, as
     sha256sum does."""
-    name, text = inputs.label(sums), inputs.text_of(sums)
+    name, text = inputs.label(sums), os.fsdecode(inputs.read_bytes(sums))  # file names need not be text
     wanted = []
-    for number, each in enumerate(text.splitlines(), 1):
+    for number, each in enumerate(text.removesuffix("\n").split("\n"), 1):
         match = LINE.fullmatch(each)
         if match is None:
             raise FormatError(name, f"line {number}", "a digest, two spaces and a file name", f"{each[:40]!r}")
-        wanted.append((match[1].lower(), Path(match[2])))
+        wanted.append((match[2].lower(), _file(match[3], bool(match[1]))))
     result = Result(Coverage("files", len(wanted), len(wanted)))
     for expected, file in wanted:
         found = compute(file)
