@@ -1,4 +1,4 @@
-"""run: token ids and hidden states to new hidden states; the same bits by either engine, from either side, in pieces."""
+"""run: token ids and hidden states to new hidden states; equal bits by either engine, from either side, in pieces."""
 
 from __future__ import annotations
 
