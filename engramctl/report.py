@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,16 @@ PIPE_WIDTH = 120  # of tables where standard output is no terminal
 def as_json(command: str, ok: bool, body: Mapping[str, Any]) -> None:
     """Exactly one JSON object on standard output."""
     report = {"schema": f"engramctl/{command}/1", "ok": ok, **body}
-    sys.stdout.write(json.dumps(report, indent=1) + "\n")
+    sys.stdout.write(json.dumps(_finite(report), indent=1) + "\n")
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401  (whatever a report holds)
+    """JSON has no NaN and no infinity: they go by their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def check(command: str, title: str, result: Result, json_wanted: bool) -> None:

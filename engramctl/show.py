@@ -33,9 +33,8 @@ def describe(path: Path, profile_name: str | None = None) -> dict[str, Any]:
 
 
 def _checkpoint(path: Path, profile: Profile) -> dict[str, Any]:
-    config_text, config = read_config(path)
-    del config_text
-    sizes, problem = _sizes(config, profile, str(path / safetensors_raw.CONFIG_NAME))
+    config, problem = _folder_config(path)
+    sizes, size_problem = _sizes(config, profile, str(path / safetensors_raw.CONFIG_NAME))
     layers = profile.sizes.layers if sizes is None else sizes.layers
     names = {tensor.of(layer): layer for layer in layers for tensor in profile.tensors.values()}
     found = safetensors_raw.read_checkpoint(path, lambda name: name in names, strict=False)
@@ -59,14 +58,21 @@ def _checkpoint(path: Path, profile: Profile) -> dict[str, Any]:
         "missing": absent,
         "wrong": [{"where": where, "expected": expected, "found": seen} for where, expected, seen in found.problems],
         "missing_shards": sorted({shard for name, shard in found.missing.items() if name in names}),
-        "shards": [shard.name for shard in found.shards],
+        "shards": sorted(shard.name for shard in found.shards),
         "tensors": tensors,
         "constants": {},
         "loaders": {},
-        "config_problem": problem,
+        "config_problem": problem or size_problem,
         **_model(sizes, profile, config),
         "token_map": _map_origin(path, sizes, profile),
     }
+
+
+def _folder_config(path: Path) -> tuple[dict[str, Any] | None, str | None]:
+    try:
+        return read_config(path)[1], None
+    except FormatError as error:
+        return None, str(error)
 
 
 def _map_origin(path: Path, sizes: Sizes | None, profile: Profile) -> dict[str, Any]:
@@ -108,9 +114,9 @@ def _container(path: Path, profile: Profile) -> dict[str, Any]:
 
 def _layers(header: GgufHeader, dialect: Dialect) -> list[int]:
     value = header.keys.get(dialect.keys["layers"].name)
-    if value is None or not isinstance(value.value, np.ndarray) or value.value.size > configs.MOST["layers"]:
+    if value is None or not isinstance(value.value, np.ndarray) or not np.issubdtype(value.value.dtype, np.integer):
         return []
-    return [int(layer) for layer in value.value]
+    return [int(layer) for layer in value.value] if value.value.size <= configs.MOST["layers"] else []
 
 
 def _against(header: GgufHeader, dialect: Dialect, layers: list[int]) -> tuple[list[str], list[dict[str, str]]]:
@@ -128,7 +134,7 @@ def _against(header: GgufHeader, dialect: Dialect, layers: list[int]) -> tuple[l
             name for role in dialect.tensors if (name := dialect.tensors[role].format(layer=layer)) not in there
         ]
         table = there.get(dialect.tensors["table"].format(layer=layer))
-        if table is not None and (_type(table) != "I8" or table.shape[0] != dialect.row_bytes):
+        if table is not None and (_type(table) != "I8" or table.shape[:1] != (dialect.row_bytes,)):
             wrong.append(
                 {
                     "where": table.name,
