@@ -6,7 +6,9 @@ refused; BF16 is its bits in uint16, whatever wrote them (ml_dtypes' npy says V2
 
 from __future__ import annotations
 
+import errno
 import math
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -144,8 +146,8 @@ class _zip_errors:  # noqa: N801 - used as a statement
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        broken = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
-        if isinstance(error, broken):
+        broken = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, RuntimeError, ValueError)
+        if isinstance(error, broken) or (isinstance(error, OSError) and error.errno == errno.EINVAL):  # a place below 0
             raise FormatError(
                 self.where, None, "a readable npz", (str(error).splitlines() or ["none"])[0][:120]
             ) from None
