@@ -15,7 +15,16 @@ from specs import example, number, table
 from tiers import TIERS, bits
 
 from formats import row264
-from formats.floats import E4M3_VALUES, E8M0_VALUES, exact_in_bf16, exact_in_f16, from_bf16, to_bf16
+from formats.floats import (
+    E4M3_NAN,
+    E4M3_VALUES,
+    E8M0_NAN,
+    E8M0_VALUES,
+    exact_in_bf16,
+    exact_in_f16,
+    from_bf16,
+    to_bf16,
+)
 
 PUBLISHED = json.loads((Path(__file__).parent.parent / "fixtures" / "decode.json").read_text())
 CODES, SCALES = (grid.ravel().astype(np.uint8) for grid in np.mgrid[:256, :256])  # index code * 256 + scale
@@ -166,6 +175,8 @@ def test_the_spec_has_the_modules_numbers() -> None:
         "row": (0, row264.ROW_BYTES),
     }
     assert row264.SCALES * row264.BLOCK == row264.WIDTH
+    nan = {kind: cell.split(";")[0] for kind, _, _, cell in table("row264.md", "number")}
+    assert nan == {"E4M3": f"0x{E4M3_NAN:02X} and 0x{E4M3_NAN | 0x80:02X}", "E8M0": f"{E8M0_NAN}"}
     exact = {kind: under for under, kind in table("row264.md", "under scale bytes")}
     bf16, f16 = (
         " to ".join(map(str, PUBLISHED["exactness"][f"{kind}_exact_for_scale_bytes"])) for kind in ("bf16", "f16")
