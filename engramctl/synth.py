@@ -187,11 +187,9 @@ def random_u64(seed: int, start: int, count: int) -> NDArray[np.uint64]:
 
 
 def _bytes(role: str, stream: int, start: int, count: int) -> NDArray[np.uint8]:
-    """Bytes start .. start + count of a tensor of that role."""
+    """Bytes start .. start + count of a tensor of that role; both are whole draws."""
     if role in ("codes", "projection"):  # 8 codes a draw; NaN codes become the number beside them
-        first = start // 8
-        codes = random_u64(stream, first, -(-(start + count) // 8) - first).astype("<u8").view(np.uint8)
-        codes = codes[start - 8 * first :][:count].copy()
+        codes = random_u64(stream, start // 8, count // 8).astype("<u8").view(np.uint8)
         codes[codes & NUMBER_NAN == NUMBER_NAN] ^= 1
         return codes
     if role in ("scales", "projection_scale"):
