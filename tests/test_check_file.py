@@ -29,7 +29,11 @@ from checks import (
 from cli_helpers import Cli
 
 from engramctl import profiles
+from engramctl.errors import EngramctlError
+from engramctl.verify.container import check
 from engramctl.verify.loader_rules import LOADERS
+from formats.errors import FormatError
+from formats.gguf_file import read_header
 
 Change = Callable[[bytearray], None]
 TABLE = "blk.{}.engram_embd.weight"
@@ -338,3 +342,23 @@ def test_names_out_of_a_file_do_no_harm(cli: Cli, container: Path, tmp_path: Pat
     out = cli("check", "file", path).out
     assert b"\x1b" not in out
     assert b"\x07" not in out
+
+
+def test_headers_with_any_bit_flipped_give_a_report_or_a_refusal(container: Path, tmp_path: Path) -> None:
+    """A stride through the header; every rule meets every kind of nonsense."""
+    path, end = changed(container, tmp_path, lambda data: None), read_header(container).header_end
+    data, reported = path.read_bytes()[:end], 0
+    with path.open("r+b", buffering=0) as file:
+        for bit in range(5, 8 * end, 8 * end // 150):
+            at = bit // 8
+            file.seek(at)
+            file.write(bytes([data[at] ^ 1 << bit % 8]))
+            try:
+                report = check(path, profiles.load())
+                reported += 1
+                assert report.ok or all(finding.where and finding.expected for finding in report.findings)
+            except (FormatError, EngramctlError) as error:
+                assert str(path) in str(error)  # noqa: PT017
+            file.seek(at)
+            file.write(data[at : at + 1])
+    assert reported > 40

@@ -13,9 +13,16 @@ from numpy.typing import NDArray
 from engramctl.profiles import Sizes
 from engramctl.verify.constants import Stored
 from formats.dialects import Dialect
+from formats.errors import shown
 from formats.gguf_file import GgufHeader, TensorInfo
 
 Broken = tuple[str, str, str]  # where, expected, found
+
+
+def called(tensor: TensorInfo) -> str:
+    """A tensor in a finding: its name, quoted and cut where it is none that anyone would give."""
+    plain = tensor.name.isascii() and tensor.name.isprintable() and 0 < len(tensor.name) <= 80
+    return f"tensor {tensor.name if plain else shown(tensor.name)}"
 
 
 @dataclass(frozen=True)

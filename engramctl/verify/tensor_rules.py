@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from engramctl.table import Part, Table
-from engramctl.verify.loader_facts import Broken, Facts
+from engramctl.verify.loader_facts import Broken, Facts, called
 from engramctl.verify.sides import FLOATS, container_layers, kind_of
 from formats import row264
 from formats.disk import ReadFile
@@ -16,14 +16,15 @@ U32_MAX = 2**32 - 1
 
 
 def spans(facts: Facts) -> Iterator[Broken]:
+    named = {tensor.name: tensor for tensor in facts.header.tensors}
     for name, expected, found in facts.header.span_errors():
-        yield f"tensor {name}", expected, found
+        yield called(named[name]), expected, found
 
 
 def known_types(facts: Facts) -> Iterator[Broken]:
     for tensor in facts.header.tensors:
         if tensor.size is None:
-            yield f"tensor {tensor.name}", "a known ggml type", f"type {tensor.type}"
+            yield called(tensor), "a known ggml type", f"type {tensor.type}"
 
 
 def file_end(facts: Facts) -> Iterator[Broken]:
@@ -53,20 +54,20 @@ def tables(facts: Facts) -> Iterator[Broken]:
 def table_shape(facts: Facts, tensor: TensorInfo) -> Iterator[Broken]:
     kind, width = kind_of(tensor), facts.dialect.row_bytes
     if kind != "I8" or len(tensor.shape) != 2 or tensor.shape[0] != width or not 1 <= tensor.shape[1] <= U32_MAX:
-        yield f"tensor {tensor.name}", f"I8 [{width}, 1 to {U32_MAX}]", f"{kind} {list(tensor.shape)}"
+        yield called(tensor), f"I8 [{width}, 1 to {U32_MAX}]", f"{kind} {list(tensor.shape)}"
 
 
 def table_rows(facts: Facts) -> Iterator[Broken]:
     for layer, rows in zip(facts.sizes.layers, facts.sizes.rows, strict=True):
         tensor = facts.tensor("table", layer)
         if tensor is not None and len(tensor.shape) == 2 and tensor.shape[1] != rows:
-            yield f"tensor {tensor.name}", f"{rows} rows", f"{tensor.shape[1]}"
+            yield called(tensor), f"{rows} rows", f"{tensor.shape[1]}"
 
 
 def page(facts: Facts) -> Iterator[Broken]:
     tensor = facts.tensor("table", facts.sizes.layers[0])
     if tensor is not None and tensor.start % facts.dialect.alignment:
-        yield f"tensor {tensor.name}", f"an offset that {facts.dialect.alignment} divides", f"{tensor.start}"
+        yield called(tensor), f"an offset that {facts.dialect.alignment} divides", f"{tensor.start}"
 
 
 def tail(facts: Facts) -> Iterator[Broken]:
@@ -78,11 +79,11 @@ def tail(facts: Facts) -> Iterator[Broken]:
     for tensor in facts.header.tensors:
         end = tensor.start + (tensor.size or 0)
         if tensor.name not in names and end > first.start:
-            yield f"tensor {tensor.name}", f"its end at or before {first.name} at {first.start}", f"{end}"
+            yield called(tensor), f"its end at or before {first.name} at {first.start}", f"{end}"
     for before, after in pairwise(tables):
         end = before.start + (before.size or 0)
         if after.start < end:
-            yield f"tensor {after.name}", f"its start at or after {end}, the end of {before.name}", f"{after.start}"
+            yield called(after), f"its start at or after {end}, the end of {before.name}", f"{after.start}"
 
 
 def weights(facts: Facts) -> Iterator[Broken]:
