@@ -201,7 +201,7 @@ def _hyperparameters(parsed: dict[str, Any], source: CheckpointSource) -> list[t
         if value is None:
             continue
         if names == ["compress_ratios"] and isinstance(value, list):
-            value = value[: part.get("num_hidden_layers") or len(value)]  # the rest are the draft blocks'
+            value = value[: int(part.get("num_hidden_layers") or len(value))]  # the rest are the draft blocks'
         keys.append((key.name, value_of(key, value, path)))
     return keys
 

@@ -478,7 +478,7 @@ def test_sums_of_several_files_and_their_check(cli: Cli, tmp_path: Path, monkeyp
     )
     Path("d.npy").unlink()
     assert cli.refused_twice(tmp_path, "hash", "--check", "SUMS").where == "d.npy"
-    for text in ("", "nonsense", "12  a.txt", f"{'0' * 64} a.txt"):
+    for text in ("", "nonsense", "12  a.txt", f"{'0' * 64} a.txt", f"{'0' * 64}  a\0b"):
         Path("BAD").write_text(text + "\n")
         refusal = cli.refused_twice(tmp_path, "hash", "--check", "BAD")
         assert "BAD" in refusal.where

@@ -209,8 +209,8 @@ def test_one_file_without_a_config_takes_the_profiles_sizes(
 
 
 def test_all_of_it_takes_seconds(full: Path, cli: Cli, tmp_path: Path) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     cli.ok("repack", full, "-o", tmp_path / "out.gguf")
     cli.ok("show", tmp_path / "out.gguf", "--json")
     cli.ok("show", full, "--json")
-    assert time.monotonic() - begun < 20
+    assert time.process_time() - begun < 10

@@ -153,6 +153,7 @@ def test_only_hyperparameters_that_the_config_has_are_written(cli: Cli, tmp_path
         ({"kv_source_layer_ids": [2, -8]}, "deepseek41.kv_source_layer_ids"),
         ({"compress_ratios": [[1]]}, "deepseek41.compress_ratios"),
         ({"compress_ratios": [1, 2], "num_hidden_layers": "two"}, "deepseek41.num_hidden_layers"),
+        ({"compress_ratios": [1, -2, 3], "num_hidden_layers": 2.0}, "deepseek41.compress_ratios"),
     ],
 )
 def test_a_config_that_does_not_fit_the_types_is_refused(

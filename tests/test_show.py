@@ -88,9 +88,9 @@ def test_the_release_at_full_size_is_shown_at_once(
 ) -> None:
     for path in (full, full_container):
         monkeypatch.setattr(disk, "system", system := Faulty())
-        begun = time.monotonic()
+        begun = time.process_time()
         shown = cli.ok("show", path, "--json").json
-        assert time.monotonic() - begun < 2
+        assert time.process_time() - begun < 1
         assert shown["dialect"] in ("hf", "ds4")
         assert shown["sizes"]["rows"] == [384_006_168, 384_016_682]
         assert shown["differs_from_profile"] == {}
@@ -247,6 +247,43 @@ def test_odd_keys_give_json_and_lines_all_the_same(cli: Cli, container: Path, tm
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "[bold]" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", "two"),
+        ("num_hidden_layers", 40.0),
+        ("num_hidden_layers", -1),
+        ("routed_scaling_factor", 10**400),
+        ("routed_scaling_factor", 1e308),
+        ("swiglu_limit", float("nan")),
+        ("compress_ratios", {}),
+        ("rope_scaling", 5),
+    ],
+)
+def test_a_container_whose_config_says_odd_things(
+    cli: Cli, container: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    def change(keys: Keys, tensors: Tensors) -> None:
+        config = json.loads(keys["deepseek41.config"].value)
+        config["text_config"][name] = value
+        keys["deepseek41.config"] = ours.string(json.dumps(config))
+
+    made = rebuilt(container, tmp_path / "x.gguf", change)
+    cli.ok("show", made, "--json")
+    done = cli("check", "file", made, "--json")
+    assert done.code in (0, 1), done.err
+    assert done.code == 1 or name == "rope_scaling" or value == 40.0
+
+
+@pytest.mark.parametrize("value", [ours.u32s([1, 2]), ours.f32s([]), ours.strings(["deepseek41"]), ours.f32(0.0)])
+@pytest.mark.parametrize("name", ["general.architecture", "deepseek41.engram.encoding", "deepseek41.config"])
+def test_texts_that_are_none(cli: Cli, container: Path, tmp_path: Path, name: str, value: ours.Value) -> None:
+    made = rebuilt(container, tmp_path / "x.gguf", lambda keys, tensors: keys.__setitem__(name, value))
+    assert cli.ok("show", made, "--json").json["loaders"]["ds4"]["accepts"] is False
+    done = cli("check", "file", made, "--json")
+    assert done.code == 1, done.err
 
 
 def test_a_container_that_was_cut_in_its_tensors(cli: Cli, container: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from engramctl.hash_params import HashParams
 from engramctl.verify.result import Coverage, Result
 from formats.errors import FormatError
 
-LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)", re.DOTALL)
+LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *]([^\0]+)")
 ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}  # in names; a line with any of them starts with a backslash
 
 

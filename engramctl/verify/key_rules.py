@@ -13,6 +13,7 @@ from formats.dialects import Key
 from formats.gguf_file import VERSION, Value
 
 INT64_MAX = 2**63 - 1
+F32_LIMIT = 2.0**127
 
 
 def version(facts: Facts) -> Iterator[Broken]:
@@ -34,6 +35,8 @@ def _text(facts: Facts, key: str, expected: str) -> Iterator[Broken]:
     found = facts.header.keys.get(key)
     if found is None:
         yield f"key {key}", expected, "no such key"
+    elif not isinstance(found.value, str):
+        yield f"key {key}", expected, f"a value of type {describe(found.type, found.item)}"
     elif found.value != expected:
         yield f"key {key}", expected, f"{found.value!r}"[:60]
 
@@ -117,7 +120,8 @@ def hyperparameters(facts: Facts) -> Iterator[Broken]:
         if expected is None:
             continue
         if key.name.endswith(".compress_ratios") and isinstance(expected, list):
-            expected = expected[: facts.text.get("num_hidden_layers") or len(expected)]  # the rest: draft blocks
+            count = facts.text.get("num_hidden_layers")
+            expected = expected[:count] if type(count) is int and count > 0 else expected  # the rest: draft blocks
         broken = list(_type(facts, key))
         yield from broken
         if not broken and not _same(facts.header.keys[key.name], expected):
@@ -131,5 +135,5 @@ def _same(stored: Value, expected: object) -> bool:
     if isinstance(value, np.ndarray):
         return isinstance(expected, list) and value.tolist() == expected
     if isinstance(value, float) and isinstance(expected, (int, float)):
-        return bool(np.float32(value) == np.float32(expected))
+        return abs(expected) < F32_LIMIT and bool(np.float32(value) == np.float32(expected))
     return bool(value == expected)

@@ -167,7 +167,8 @@ def _plain(file: ReadFile, start: int, shape: tuple[int, ...], kind: str) -> Ban
         raw = np.frombuffer(file.read(at, size, "a weight"), dtype)
         if kind == "BF16":
             raw = (raw.astype("<u4") << np.uint32(16)).view("<f4")
-        return raw.astype(np.float64).reshape(rows, columns)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return raw.astype(np.float64).reshape(rows, columns)
 
     return band
 
