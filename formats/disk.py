@@ -16,63 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from formats.errors import FormatError
+from formats.errors import FormatError, ShortFileError
+from formats.system import PathLike, System
 
-PathLike = str | os.PathLike[str]
 PIECE = 1 << 30  # no single call moves more: macOS answers EINVAL from 2**31 on
-
-
-class System:
-    """The operating system, thin: one method a call, nothing retried, nothing checked."""
-
-    def open(self, path: PathLike, flags: int, mode: int = 0o666) -> int:
-        return os.open(path, flags, mode)
-
-    def close(self, fd: int) -> None:
-        os.close(fd)
-
-    def status(self, path: PathLike) -> os.stat_result:
-        return Path(path).stat()
-
-    def size(self, fd: int) -> int:
-        return os.fstat(fd).st_size
-
-    def pread_into(self, fd: int, view: memoryview, offset: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(fd, [view], offset)
-        data = os.pread(fd, len(view), offset)
-        view[: len(data)] = data
-        return len(data)
-
-    def pwrite(self, fd: int, view: memoryview, offset: int) -> int:
-        return os.pwrite(fd, view, offset)
-
-    def lseek(self, fd: int, offset: int, whence: int) -> int:
-        return os.lseek(fd, offset, whence)
-
-    def ftruncate(self, fd: int, size: int) -> None:
-        os.ftruncate(fd, size)
-
-    def fsync(self, fd: int) -> None:
-        os.fsync(fd)
-
-    def link(self, source: PathLike, target: PathLike) -> None:
-        os.link(source, target)
-
-    def replace(self, source: PathLike, target: PathLike) -> None:
-        Path(source).replace(target)
-
-    def unlink(self, path: PathLike) -> None:
-        Path(path).unlink()
-
-    def free_bytes(self, path: PathLike) -> int:
-        room = os.statvfs(path)
-        return room.f_bavail * room.f_frsize
-
-    def done_with(self, fd: int, start: int, end: int) -> None:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
-
 
 system: System = System()
 
@@ -149,7 +96,7 @@ class ReadFile(_Open):
                 except InterruptedError:
                     continue
                 if got == 0:
-                    raise FormatError(self.path, offset, f"{len(view)} bytes of {what}", f"{done}")
+                    raise ShortFileError(self.path, offset, f"{len(view)} bytes of {what}", f"{done}")
                 done += got
 
     def data(self, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -198,6 +145,11 @@ class WriteFile(_Open):
         """An existing file, its bytes kept."""
         return cls(path, system.open(path, os.O_WRONLY))
 
+    @property
+    def size(self) -> int:
+        with _named(self.path):
+            return system.size(self._fd)
+
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         view, done = _bytes_of(memoryview(data)), 0
         with _named(self.path):
@@ -215,9 +167,37 @@ class WriteFile(_Open):
         with _named(self.path):
             system.ftruncate(self._fd, size)
 
+    def reserve(self, start: int, end: int) -> None:
+        """Blocks for these bytes, where the file system can: a full disk is known before the work, not after it."""
+        with _named(self.path):
+            try:
+                system.fallocate(self._fd, start, end - start)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EINTR):
+                    raise
+
     def sync(self) -> None:
         with _named(self.path):
             system.fsync(self._fd)
+
+    def sync_data(self) -> None:
+        """As `sync`, for bytes inside the size that the file had at the last `sync`."""
+        with _named(self.path):
+            system.fdatasync(self._fd)
+
+    def lock(self) -> None:
+        """Take the file until it is closed; BlockingIOError if another process has it, OSError where none can."""
+        with _named(self.path):
+            system.lock(self._fd)
+
+    def is_same(self, path: PathLike) -> bool:
+        """Does `path` still name this file?"""
+        return os.path.samestat(os.fstat(self._fd), system.status(path))
+
+    def done_with(self, start: int, end: int) -> None:
+        """Bytes that were synced and will not be read: the page cache may drop them. Advice."""
+        with contextlib.suppress(OSError):
+            system.done_with(self._fd, start, end)
 
 
 def refuse_existing(path: PathLike, force: bool) -> None:
