@@ -64,23 +64,26 @@ def write(
     resume: bool = False,
     force: bool = False,
     progress: Progress = lambda n: None,
-    options: Options | None = None,
 ) -> Written:
+    """Write all of the plan to `output`."""
+    return run(made, output, Options(resume=resume, force=force, progress=progress))
+
+
+def run(made: Plan, output: Path, options: Options) -> Written:
     """Write the plan, or a slice of it, to `output`: whole, or not at all.
 
     Bad content removes what was begun. An interruption, a full disk or an I/O error leaves NAME.partial and its
     journal, which `resume` takes up.
     """
-    options = options or Options(resume=resume, force=force, progress=progress)
     every = whole(made.source.sizes)
-    run = _Run(made, output, options.part or every, options, made.identity())
-    if options.digest == "sha256" and not run.part.whole:
+    one = _Run(made, output, options.part or every, options, made.identity())
+    if options.digest == "sha256" and not one.part.whole:
         hint = "--merge can tell it; --digest tree works for parts"
         raise EngramctlError("--digest", "tree for a part of a table", "sha256", hint)
     if not options.resume:
         disk.refuse_existing(output, options.force)
-    with workspace.only_one(output, run.part, every, options.break_lock):
-        return run.run(every)
+    with workspace.only_one(output, one.part, every, options.break_lock):
+        return one.run(every)
 
 
 @dataclass
@@ -131,7 +134,7 @@ class _Run:
         partial = workspace.partial_of(self.output)
         if self.options.force and not self.options.resume:
             workspace.forget(self.output, self.part, every)
-        workspace.refuse_others(self.output, self.part, every)
+        workspace.refuse_others(self.output, self.part, self.made.source.sizes)
         with ExitStack() as opened:
             if said is not None and partial.exists():
                 said.require_plan(self.identity)

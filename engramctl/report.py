@@ -74,6 +74,11 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
         console.print(f"[bold]{_plain(name):<{width}}[/bold]  {_plain(value)}")
 
 
+def line(text: str) -> None:
+    """A line for scripts, on standard output, as it is."""
+    sys.stdout.write(text + "\n")
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table for people, on standard output."""
     from rich.table import Table

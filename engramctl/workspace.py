@@ -15,6 +15,7 @@ from pathlib import Path
 from engramctl import journal, locks, slices
 from engramctl.errors import EngramctlError
 from engramctl.journal import Said
+from engramctl.profiles import Sizes
 from engramctl.slices import Slice
 from formats import disk
 from formats.disk import ReadFile, WriteFile
@@ -66,13 +67,13 @@ def only_one(output: Path, part: Slice, all_rows: Slice, break_lock: bool) -> It
         yield
 
 
-def refuse_others(output: Path, part: Slice, all_rows: Slice) -> None:
+def refuse_others(output: Path, part: Slice, sizes: Sizes) -> None:
     """Refuse a slice that shares rows with one whose journal is there, done or not."""
-    for other, path in journals(output, all_rows).items():
+    for other, path in journals(output, slices.whole(sizes)).items():
         if other != part and part.overlaps(other):
-            whose = "a conversion of all rows" if other.whole else f"a part with rows {other.first}:{other.last} of all"
-            hint = "--merge puts parts together; remove that journal to give its rows up" if part.whole else None
-            raise EngramctlError(str(path), "no unfinished output with some of these rows", whose, hint)
+            hint = "--merge puts finished parts together; --force gives the parts up" if part.whole else BOTH_WAYS
+            found = "a conversion of all rows" if other.whole else f"a part with {other.words(sizes)}"
+            raise EngramctlError(str(path), "no unfinished output that shares rows", found, hint)
 
 
 def refuse_leftovers(output: Path, part: Slice, resume: bool) -> None:

@@ -1,4 +1,4 @@
-"""map, params, synth, repack, show: from tokenizer and checkpoint to container."""
+"""map, params, synth, show: from tokenizer to constants, and what a file is."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ class MapForm(StrEnum):
 class ParamsForm(StrEnum):
     json = "json"
     npz = "npz"
-
-
-class KvForm(StrEnum):
-    f16 = "f16"
-    bf16 = "bf16"
-    f32 = "f32"
 
 
 class Tokens(StrEnum):
@@ -168,59 +162,6 @@ def synth(
         edge.say(f"{folder}: layers {list(made.sizes.layers)} of {list(made.sizes.rows)} rows")
 
 
-def repack(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder or a safetensors file.")],
-    output: OptionalOutput = None,
-    layers: Annotated[str | None, typer.Option("--layers", metavar="1,14", help="Only these layers.")] = None,
-    kv_type: Annotated[
-        KvForm, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
-    ] = KvForm.f16,
-    profile: OptionalProfile = None,
-    token_map: TokenMap = None,
-    source_url: Annotated[str | None, typer.Option("--source-url", help="Recorded as general.source.url.")] = None,
-    source_revision: Annotated[
-        str | None, typer.Option("--source-revision", help="Recorded as general.source.revision.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; write nothing.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Convert a checkpoint to a container.
-
-    Its tables become row264 tail tensors of a GGUF in the ds4 dialect, without a bit changed.
-    """
-    from engramctl import maps, repack_plan, report
-    from engramctl import repack as convert
-    from engramctl.checkpoint import open_checkpoint
-    from engramctl.cli import edge
-    from engramctl.cli.inputs import integers
-    from engramctl.errors import EngramctlError
-
-    if output == STDIN or (output is None and not dry_run):
-        raise EngramctlError("--output", "a file: containers are not streams", "none" if output is None else "-")
-    wanted = None if layers is None else tuple(int(x) for x in integers(layers, "--layers"))
-    with open_checkpoint(checkpoint, profile, maps.given(token_map), wanted) as source:
-        made = repack_plan.plan(source, kv_type.value, source_url, source_revision)
-        if dry_run or output is None:
-            facts = repack_plan.describe(made)
-            if json:
-                report.as_json("repack", True, {"dry_run": True, **facts})
-            else:
-                report.table(*repack_plan.as_table(facts))
-            return
-        with report.progress(made.data_bytes, output.name, quiet) as advance:
-            convert.write(made, output, resume, force, advance)
-        if json:
-            report.as_json("repack", True, {"dry_run": False, "output": str(output), **repack_plan.describe(made)})
-        elif not quiet:
-            origin = source.token_map().origin
-            edge.say(
-                f"{output}: {made.layout.file_size:,} bytes, layers {list(source.sizes.layers)}, token map of {origin}"
-            )
-
-
 def show(
     path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A container, a checkpoint, a shard.")],
     profile: OptionalProfile = None,
@@ -243,7 +184,6 @@ def show(
 COMMANDS: dict[str, Callable[..., None]] = {
     "map": make_map,
     "params": params,
-    "repack": repack,
     "show": show,
     "synth": synth,
 }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engramctl.cli import about, check, convert, edge, use
+from engramctl.cli import about, check, convert, edge, repack, use
 
 app = typer.Typer(
     add_completion=False,
@@ -36,7 +36,7 @@ def root(
     """Convert, check and explain hashed n-gram memory tables (DeepSeek V4.1 Flash Engram)."""
 
 
-COMMANDS = about.COMMANDS | convert.COMMANDS | use.COMMANDS
+COMMANDS = about.COMMANDS | convert.COMMANDS | repack.COMMANDS | use.COMMANDS
 ORDER = ("demo", "synth", "map", "params", "repack", "show", "hash", "lookup", "run", "profiles")  # as one meets them
 for name in sorted(COMMANDS, key=ORDER.index):
     app.command(name, epilog=edge.EXITS)(COMMANDS[name])
