@@ -26,6 +26,7 @@ class Durable:
         self.places: list[tuple[int, int]] = []  # of the file, written since the last window
         self.pool = ThreadPoolExecutor(1, "engramctl-sync")
         self.window: Future[None] | None = None
+        self.failed = False  # a sync: what it left unwritten, the system may have forgotten
 
     def reached(self, point: Point, places: list[tuple[int, int]], leaves: Leaves) -> None:
         """Everything before `point` is written, these places and leaves since the last call."""
@@ -54,8 +55,12 @@ class Durable:
 
     def _wait(self) -> None:
         if self.window is not None:
-            window, self.window = self.window, None
-            window.result()
+            try:
+                self.window.result()
+            except OSError:
+                self.failed = True
+                raise
+            self.window = None
 
     def flush(self) -> None:
         """Make all that was reached durable."""
@@ -65,7 +70,13 @@ class Durable:
             self._wait()
 
     def close(self) -> None:
-        """Save what can be saved, then stop: the failure that led here is what counts."""
-        with contextlib.suppress(OSError):
-            self.flush()
-        self.pool.shutdown()
+        """Save what can be saved, then stop: the failure that led here is what counts.
+
+        After a sync that failed, another one may succeed without the bytes: nothing is noted any more.
+        """
+        try:
+            if not self.failed:
+                with contextlib.suppress(OSError):
+                    self.flush()
+        finally:
+            self.pool.shutdown()

@@ -38,7 +38,7 @@ class Journal:
     """An open journal. `note` says that everything before a point is durable."""
 
     def __init__(self, file: WriteFile, end: int, point: Point, leaves: Leaves, finished: bool) -> None:
-        self._file, self._end = file, end
+        self._file, self._end, self._torn = file, end, False
         self.point, self.leaves, self.finished = point, leaves, finished
 
     @classmethod
@@ -85,8 +85,12 @@ class Journal:
 
     def _append(self, line: dict[str, Any]) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        if self._torn:
+            self._file.resize(self._end)
+        self._torn = True
         self._file.write(self._end, data)
         self._file.sync()
+        self._torn = False
         self._end += len(data)
 
     def close(self) -> None:

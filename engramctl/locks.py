@@ -35,10 +35,7 @@ def hold(path: Path, break_lock: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # first the name, then the lock: nobody takes a lock that is about to go
-            disk.system.unlink(path)
-        with contextlib.suppress(OSError):
-            file.close()
+        _let_go(file, path)
 
 
 def held(path: Path) -> str | None:
@@ -48,6 +45,16 @@ def held(path: Path) -> str | None:
     except FormatError:
         return None
     return _words(holder) if _is_live(holder) else None
+
+
+def refuse_held(path: Path) -> None:
+    """Refuse if somebody surely holds the lock, without touching it."""
+    try:
+        holder = _read(path)
+    except FormatError:
+        return
+    if _is_live(holder) and holder.get("host") == socket.gethostname():
+        _refuse(path, _words(holder), here=True)
 
 
 def _take(path: Path, break_lock: bool) -> WriteFile:
@@ -87,13 +94,27 @@ def _lock(file: WriteFile, path: Path, break_lock: bool) -> bool:
         holder = _read(path)
         if _is_live(holder) and not (break_lock and holder.get("host") != socket.gethostname()):
             _refuse(path, _words(holder), holder.get("host") == socket.gethostname())
+    except BaseException:
+        file.close()
+        raise
+    try:
         file.resize(0)
         file.write(0, json.dumps(_ourselves()).encode() + b"\n")
         file.sync()
     except BaseException:
-        file.close()
+        _let_go(file, path)
         raise
     return True
+
+
+def _let_go(file: WriteFile, path: Path) -> None:
+    """First the name, then the lock: nobody takes a lock that is about to go."""
+    try:
+        with contextlib.suppress(OSError):
+            disk.system.unlink(path)
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 def _is_named(file: WriteFile, path: Path) -> bool:

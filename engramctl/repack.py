@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engramctl import digests, journal, packer, workspace
+from engramctl import digests, journal, locks, packer, workspace
 from engramctl import identity as identities
 from engramctl.digests import FileOrder
 from engramctl.durable import Durable
@@ -82,6 +82,9 @@ def run(made: Plan, output: Path, options: Options) -> Written:
         raise EngramctlError("--digest", "tree for a part of a table", "sha256", hint)
     if not options.resume:
         disk.refuse_existing(output, options.force)
+        if not options.force:
+            locks.refuse_held(workspace.lock_of(output, one.part))
+            workspace.refuse_leftovers(output, one.part, resume=False)
     with workspace.only_one(output, one.part, every, options.break_lock):
         return one.run(every)
 
