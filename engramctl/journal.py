@@ -73,7 +73,7 @@ class Journal:
         """Everything before `point` has been synced; the leaves since the last note are these."""
         line: dict[str, Any] = {"done": list(point)}
         if leaves:
-            line["leaves"] = list(_packed(leaves))
+            line["leaves"] = list(packed(leaves))
         self._append(line)
         self.point = point
 
@@ -123,7 +123,7 @@ class Said:
         try:
             for tensor, block, digests in line.get("leaves", []):
                 known = self.leaves.setdefault(int(tensor), {})
-                for digest in _unpacked(digests):
+                for digest in unpacked(digests):
                     known[block] = digest
                     block += 1
         except (TypeError, ValueError, AttributeError):
@@ -162,7 +162,7 @@ def _is_pair(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and len(value) == 2 and all(type(x) is int and x >= 0 for x in value)
 
 
-def _packed(leaves: Leaves) -> Iterable[list[Any]]:
+def packed(leaves: Leaves) -> Iterable[list[Any]]:
     """Runs of neighbouring blocks; equal digests in a row, such as those of holes, are written once."""
     for tensor, known in leaves.items():
         blocks = sorted(known)
@@ -175,7 +175,7 @@ def _packed(leaves: Leaves) -> Iterable[list[Any]]:
             yield [tensor, members[0], " ".join(words)]
 
 
-def _unpacked(digests: str) -> Iterable[bytes]:
+def unpacked(digests: str) -> Iterable[bytes]:
     for word in digests.split():
         digest, _, count = word.partition("*")
         raw = bytes.fromhex(digest)

@@ -84,6 +84,7 @@ def run(made: Plan, output: Path, options: Options) -> Written:
         disk.refuse_existing(output, options.force)
         if not options.force:
             locks.refuse_held(workspace.lock_of(output, one.part))
+            workspace.refuse_others(output, one.part, made.source.sizes)
             workspace.refuse_leftovers(output, one.part, resume=False)
     with workspace.only_one(output, one.part, every, options.break_lock):
         return one.run(every)

@@ -25,7 +25,7 @@ from checks import (
 from cli_helpers import Cli, Copy, peak_bytes
 
 from engramctl import verify
-from engramctl.verify import packing
+from formats import tree_digest
 
 ROWS = {1: 2826, 14: 5940}  # 24 primes from 61 upwards, and the next 24
 
@@ -69,7 +69,7 @@ def test_one_byte_is_named(
 def test_rows_are_counted_exactly_whatever_the_chunks(
     cli: Cli, tiny: Path, container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(tree_digest, "LEAF_ROWS", 7)
 
     def change(data: bytearray) -> None:
         flips(container, 14, range(5, 5 + 3 * 150, 3), 100)(data)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engramctl.cli import edge
+from engramctl.cli import edge, packing
 from engramctl.cli.options import (
     History,
     Ids,
@@ -219,37 +219,7 @@ def gate_(dump: Dump, profile: Profile = DEFAULT, json: Json = False) -> None:
     _report("gate", dump, gate.check(inputs, gates, out, known.sizes.eps, known.clamp), json)
 
 
-@app.command("packing", epilog=edge.EXITS)
-def packing_(
-    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT|FILE", help="What is right.")],
-    made: Annotated[Path, typer.Argument(metavar="FILE", help="What is compared with it.")],
-    layer: Layer = None,
-    rows: Rows = None,
-    sample: Sample = None,
-    seed: Seed = 0,
-    token_map: TokenMap = None,
-    profile: MaybeProfile = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Compare a container with its checkpoint, or two containers: every byte of every row, weights and constants."""
-    from contextlib import ExitStack
-
-    from engramctl import maps, profiles, report, rowsets
-    from engramctl.verify import packing
-    from engramctl.verify.sides import open_side
-
-    if rows is not None and sample is not None:
-        raise EngramctlError("rows", "one of --rows and --sample", "both")
-    known = profiles.load(profile or DEFAULT)
-    asked = packing.Asked(layer, None if rows is None else rowsets.parse(rows, "--rows"), sample, seed)
-    with ExitStack() as stack:
-        want, have = (open_side(stack, path, known, profile, maps.given(token_map)) for path in (source, made))
-        advance = stack.enter_context(
-            report.progress(packing.bytes_to_read(want, have, asked), made.name, quiet or json)
-        )
-        result = packing.check(want, have, known, asked, advance)
-    _report("packing", made, result, json)
+app.command("packing", epilog=edge.EXITS)(packing.packing)
 
 
 @app.command("file", epilog=edge.EXITS)

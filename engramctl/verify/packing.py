@@ -5,28 +5,31 @@ Streams in file order with a few megabytes in memory. What is a hole on both sid
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import rowsets, telling
 from engramctl.errors import EngramctlError
-from engramctl.extents import data_rows, joined
 from engramctl.hash_params import MOST_COLUMNS
+from engramctl.ordered import processors
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
 from engramctl.table import Table
 from engramctl.verify import constants
+from engramctl.verify import progress as progresses
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 from engramctl.verify.sides import WEIGHTS, Side, Weight, bands
-from formats import row264
+from engramctl.verify.streams import Compared, compare
+from formats import row264, tree_digest
 
 CHECK = "packing"
 CHUNK_ROWS = 16384  # 4 MB a side
 MOST_SAMPLE = 1 << 22
+SAVE_BYTES = 1 << 30  # of each side, compared between two notes of the progress
 
 Progress = Callable[[int], None]  # bytes compared since the last call
 Rows = NDArray[np.uint8]
@@ -40,25 +43,34 @@ class Asked:
     rows: Sequence[Range] | None = None
     sample: int | None = None
     seed: int = 0
+    digest: str | None = None  # "tree": of the second side's tables, in the same pass
+    threads: int | None = None
+    keep: Path | None = None  # where the progress is kept, for a later run to go on from
 
 
 def check(want: Side, have: Side, profile: Profile, asked: Asked, progress: Progress = lambda n: None) -> Result:
     """Rows, weights and constants of `have` against those of `want`."""
     layers = _layers(want, have, asked.layer)
     result = Result(Coverage("rows", 0, 0, asked.sample is not None))
-    holes = 0
-    for layer in layers:
-        if layer in want.tables and layer in have.tables:
-            holes += _table(want, have, profile, layer, asked, progress, result)
-        else:
+    tables = [*want.tables.values(), *have.tables.values()]
+    plan = progresses.plan_of(tables, {"layer": asked.layer, "digest": asked.digest}) if asked.keep else {}
+    state = progresses.resume(asked.keep, plan, result)
+    begun = layers[layers.index(state.layer) :] if state.layer in layers else layers
+    for layer in begun:
+        if layer not in want.tables or layer not in have.tables:
             _lonely(want, have, layer, result)
-    if holes:
-        result.notes.append(f"{holes} rows lie in holes on both sides and count as zeros read")
+        elif asked.sample is not None or asked.rows is not None:
+            _some(want, have, profile, layer, asked, progress, result)
+        else:
+            _all(want, have, layer, asked, progress, result, state)
+    if state.unread:
+        result.notes.append(f"{state.unread} rows lie in holes on both sides and count as zeros read")
     compared = [layer for layer in layers if layer in want.tables and layer in have.tables]
     for layer in compared:
         for role in WEIGHTS:
             _weight(want, have, layer, role, result)
     _constants(want, have, asked.layer, result)
+    state.forget()
     return result
 
 
@@ -92,38 +104,74 @@ def _layers(want: Side, have: Side, layer: int | None) -> list[int]:
     return [layer]
 
 
-def _table(
-    want: Side, have: Side, profile: Profile, layer: int, asked: Asked, progress: Progress, result: Result
-) -> int:
-    """Compare one layer's rows; how many lay in holes on both sides."""
-    expected, found = want.tables[layer], have.tables[layer]
+def _counted(expected: Table, found: Table, layer: int, result: Result) -> int:
+    """How many rows both tables have; a difference is a finding."""
     if expected.rows != found.rows:
         result.add(CHECK, f"layer {layer}", f"{expected.rows} rows", f"{found.rows}")
-    count = min(expected.rows, found.rows)
     result.coverage.of += expected.rows
-    if asked.sample is not None:
-        picked = seeded_rows(profile, want.sizes, layer, count, asked.sample, asked.seed)
-        result.coverage.checked += picked.size
-        for start in range(0, picked.size, CHUNK_ROWS):
-            some = picked[start : start + CHUNK_ROWS]
-            _rows(layer, some, expected.read(some), found.read(some), result)
-            progress(some.size * row264.ROW_BYTES)
-        return 0
-    ranges = [(0, count)] if asked.rows is None else rowsets.joined(asked.rows, count)
-    if asked.rows is not None and max(last for _, last in asked.rows) > expected.rows:
-        raise EngramctlError(
-            "--rows", f"rows in 0..{expected.rows - 1} of layer {layer}", f"{max(last for _, last in asked.rows) - 1}"
-        )
-    total, read = sum(last - first for first, last in ranges), 0
-    buffers = np.empty((2, CHUNK_ROWS, row264.ROW_BYTES), np.uint8)
-    for first, last in _pieces(expected, found, ranges):
-        sides = [read_range(table, first, last, buffers[i]) for i, table in enumerate((expected, found))]
-        if not np.array_equal(_words(sides[0]), _words(sides[1])):
-            _rows(layer, np.arange(first, last), sides[0], sides[1], result)
-        read += last - first
-        progress((last - first) * row264.ROW_BYTES)
-    result.coverage.checked += total
-    return total - read
+    return min(expected.rows, found.rows)
+
+
+def _some(
+    want: Side, have: Side, profile: Profile, layer: int, asked: Asked, progress: Progress, result: Result
+) -> None:
+    """Compare a sample of one layer's rows, or the rows asked for."""
+    expected, found = want.tables[layer], have.tables[layer]
+    count = _counted(expected, found, layer, result)
+    if asked.rows is not None:
+        if max(last for _, last in asked.rows) > expected.rows:
+            last = max(last for _, last in asked.rows) - 1
+            raise EngramctlError("--rows", f"rows in 0..{expected.rows - 1} of layer {layer}", f"{last}")
+        for rows in rowsets.joined(asked.rows, count):
+            for done in compare(expected, found, rows, False, asked.threads or processors()):
+                _take(layer, done, progress, result)
+        return
+    picked = seeded_rows(profile, want.sizes, layer, count, asked.sample or 0, asked.seed)
+    result.coverage.checked += picked.size
+    for start in range(0, picked.size, CHUNK_ROWS):
+        some = picked[start : start + CHUNK_ROWS]
+        _rows(layer, some, expected.read(some), found.read(some), result)
+        progress(some.size * row264.ROW_BYTES)
+
+
+def _all(
+    want: Side, have: Side, layer: int, asked: Asked, progress: Progress, result: Result, state: progresses.Progress
+) -> None:
+    """Compare one layer's rows from where an earlier run stopped, and take the digest of what was found."""
+    expected, found = want.tables[layer], have.tables[layer]
+    if state.layer == layer:
+        count, first = min(expected.rows, found.rows), state.row
+    else:
+        count, first = _counted(expected, found, layer, result), 0
+        state.layer, state.row = layer, 0
+    progress(first * row264.ROW_BYTES)
+    leaves, unsaved = state.leaves.setdefault(layer, {}), 0
+    try:
+        for done in compare(expected, found, (first, count), asked.digest == "tree", asked.threads or processors()):
+            _take(layer, done, progress, result)
+            leaves.update(zip(tree_digest.blocks(done.span.first, done.span.last), done.leaves, strict=False))
+            state.row = done.span.last
+            state.unread += done.span.last - done.span.first - done.rows_read
+            unsaved += done.rows_read * row264.ROW_BYTES
+            if unsaved >= SAVE_BYTES:
+                state.save(result)
+                unsaved = 0
+    except BaseException:
+        state.save(result)
+        raise
+    if asked.digest == "tree" and found.rows == count:
+        digest = tree_digest.root(0, count, [leaves[block] for block in tree_digest.blocks(0, count)])
+        result.extra.setdefault("digests", {})[str(layer)] = digest
+        result.notes.append(f"tree digest of layer {layer} in {have.path}: {digest}")
+
+
+def _take(layer: int, done: Compared, progress: Progress, result: Result) -> None:
+    rows = done.span.last - done.span.first
+    result.coverage.checked += rows
+    if done.numbers:
+        _rows(layer, np.array(done.numbers), np.stack(done.want), np.stack(done.have), result)
+    result.total += done.differing - len(done.numbers)
+    progress(rows * row264.ROW_BYTES)
 
 
 def seeded_rows(
@@ -137,17 +185,6 @@ def seeded_rows(
         boundaries = telling.heads(profile, sizes, sizes.layers.index(layer))
     seeded = np.random.default_rng([seed, layer]).choice(count, min(sample, count), replace=False)
     return np.unique(np.concatenate([np.array(telling.rows(count, boundaries), np.int64), seeded.astype(np.int64)]))
-
-
-def _pieces(one: Table, other: Table, ranges: Sequence[Range]) -> Iterator[Range]:
-    """Ranges of at most CHUNK_ROWS rows in which either side holds data, ascending."""
-    for first, last in ranges:
-        for start, stop in joined(heapq.merge(data_rows(one, first, last), data_rows(other, first, last))):
-            yield from ((row, min(row + CHUNK_ROWS, stop)) for row in range(start, stop, CHUNK_ROWS))
-
-
-def _words(rows: Rows) -> NDArray[np.uint64]:
-    return rows.reshape(-1).view(np.uint64)
 
 
 def read_range(table: Table, first: int, last: int, buffer: Rows) -> Rows:
