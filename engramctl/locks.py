@@ -40,19 +40,13 @@ def hold(path: Path, break_lock: bool = False) -> Iterator[None]:
 
 def held(path: Path) -> str | None:
     """Who holds the lock, in words; None where nobody does any more."""
-    try:
-        holder = _read(path)
-    except FormatError:
-        return None
+    holder = _said(path)
     return _words(holder) if _is_live(holder) else None
 
 
 def refuse_held(path: Path) -> None:
     """Refuse if somebody surely holds the lock, without touching it."""
-    try:
-        holder = _read(path)
-    except FormatError:
-        return
+    holder = _said(path)
     if _is_live(holder) and holder.get("host") == socket.gethostname():
         _refuse(path, _words(holder), here=True)
 
@@ -79,7 +73,7 @@ def _lock(file: WriteFile, path: Path, break_lock: bool) -> bool:
         try:
             file.lock()
         except BlockingIOError:
-            holder = _read(path) if path.exists() else {}
+            holder = _said(path)
             here = holder.get("host") == socket.gethostname()
             if here or not break_lock:
                 _refuse(path, _words(holder), here)
@@ -91,7 +85,7 @@ def _lock(file: WriteFile, path: Path, break_lock: bool) -> bool:
         if not _is_named(file, path):
             file.close()
             return False
-        holder = _read(path)
+        holder = _said(path)
         if _is_live(holder) and not (break_lock and holder.get("host") != socket.gethostname()):
             _refuse(path, _words(holder), holder.get("host") == socket.gethostname())
     except BaseException:
@@ -140,13 +134,13 @@ def _ourselves() -> Holder:
     }
 
 
-def _read(path: Path) -> Holder:
-    """What a lock file says; a torn or empty one says nothing."""
-    with ReadFile.open(path) as file:
-        data = file.read(0, min(file.size, MOST_BYTES), "lock")
+def _said(path: Path) -> Holder:
+    """What a lock file says; a torn one, or one that has just gone, says nothing."""
     try:
+        with ReadFile.open(path) as file:
+            data = file.read(0, min(file.size, MOST_BYTES), "lock")
         holder = json.loads(data)
-    except (ValueError, RecursionError):
+    except (FormatError, ValueError, RecursionError):
         return {}
     return holder if isinstance(holder, dict) else {}
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import random
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -222,25 +221,22 @@ def test_processes_share_the_work(shared: Shared, monkeypatch: pytest.MonkeyPatc
     assert shared.merged("--digest", "tree") == digest
 
 
-def _begin(folder: str, start: object, size: int, results: object) -> None:
-    from engramctl import workspace
-
-    start.wait()  # type: ignore[attr-defined]
-    results.put(workspace.shared_partial(Path(folder) / "x.gguf", size))  # type: ignore[attr-defined]
+BEGIN = """
+import sys, time
+from pathlib import Path
+from engramctl import workspace
+time.sleep(max(0, float(sys.argv[2]) - time.time()))
+sys.stdout.write(workspace.shared_partial(Path(sys.argv[1]), 5000))
+"""
 
 
 def test_the_file_is_made_by_one_of_many(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    start, results = context.Event(), context.Queue()
-    running = [context.Process(target=_begin, args=(str(tmp_path), start, 5000, results)) for _ in range(4)]
-    for one in running:
-        one.start()
-    start.set()
-    marks = {results.get(timeout=60) for _ in running}
-    for one in running:
-        one.join()
+    command = [sys.executable, "-c", BEGIN, str(tmp_path / "x.gguf"), str(time.time() + 1.5)]
+    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(4)]
+    marks = {one.communicate(timeout=60)[0] for one in running}
     assert len(marks) == 1
-    assert os.listdir(tmp_path) == ["x.gguf.partial"]  # noqa: PTH208
+    assert marks.pop().startswith(b"engramctl partial ")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.gguf.partial"]
 
 
 # arithmetic
