@@ -7,7 +7,8 @@
                           {"finished": true} when all of the slice is durable
     NAME.part-A-B.journal the same, of rows A to B
 
-A line is written whole or torn by a crash; a torn last line is no line. The journal is only ever appended to.
+A line is synced before the next is begun, so that a crash can tear the last one only: cut short, or with zeros where
+the disk had nothing yet. A torn last line is no line. The journal is only ever appended to.
 """
 
 from __future__ import annotations
@@ -100,13 +101,13 @@ class Journal:
 class Said:
     """What a journal says: its plan, and how far its slice is."""
 
-    def __init__(self, path: Path, head: Mapping[str, Any], end: int) -> None:
+    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
         plan, rows, mark = head.get("plan"), head.get("slice"), head.get("mark")
         if not (isinstance(plan, dict) and isinstance(mark, str) and _is_pair(rows)):
             raise FormatError(path, "line 1", "a plan, a slice and a mark", f"{list(head)!r:.60}")
-        self.path, self.plan, self.mark, self.end = path, plan, mark, end
+        self.path, self.plan, self.mark = path, plan, mark
         self.first, self.last = rows
-        self.point, self.finished = START, False
+        self.point, self.finished, self.end = START, False, 0
         self.leaves: Leaves = {}
 
     def require_plan(self, now: Identity) -> None:
@@ -142,20 +143,31 @@ def read(path: Path) -> Said | None:
         if file.size > MOST_BYTES:
             raise FormatError(path, None, f"a journal of at most {MOST_BYTES} bytes", f"{file.size}")
         data = file.read(0, file.size, "journal")
-    end = data.rfind(b"\n") + 1
+    lines = data.splitlines(keepends=True)
     said: Said | None = None
-    for number, raw in enumerate(data[:end].splitlines(), 1):
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            line = None
-        if not isinstance(line, dict):
+    end = 0
+    for number, raw in enumerate(lines, 1):
+        line = _object(raw)
+        if line is None:
+            if number == len(lines):
+                break
             raise FormatError(path, f"line {number}", "a JSON object", f"{raw[:40]!r}")
+        end += len(raw)
         if said is None:
-            said = Said(path, line, end)
+            said = Said(path, line)
         else:
             said.add(line, f"line {number}")
+        said.end = end
     return said
+
+
+def _object(raw: bytes) -> dict[str, Any] | None:
+    """A whole line's object; None for anything else."""
+    try:
+        line = json.loads(raw) if raw.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
 
 
 def _is_pair(value: object) -> TypeGuard[list[int]]:

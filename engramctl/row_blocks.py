@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from engramctl.extents import Range
 from formats import tree_digest
-from formats.tree_digest import block_rows, blocks
 
 SPAN_BLOCKS = 4  # what a thread does at a time: 16,384 rows, 4.3 MB
 
@@ -27,16 +26,22 @@ class Span:
 
     def blocks(self) -> Iterator[tuple[int, int, list[Range]]]:
         """(first row, row after the last, data) of each digest block."""
-        waiting = list(reversed(self.data))
-        for block in blocks(self.first, self.last):
-            first, last = block_rows(block, self.first, self.last)
-            held = []
-            while waiting and waiting[-1][0] < last:
-                start, end = waiting.pop()
-                held.append((start, min(end, last)))
-                if end > last:
-                    waiting.append((last, end))
-            yield first, last, held
+        return pieces(self.first, self.last, self.data, tree_digest.LEAF_ROWS)
+
+
+def pieces(first: int, last: int, data: Iterable[Range], step: int) -> Iterator[tuple[int, int, list[Range]]]:
+    """Rows first..last cut at the multiples of `step`: (first row, row after the last, data) of each piece."""
+    waiting = list(reversed(list(data)))
+    while first < last:
+        end = min((first // step + 1) * step, last)
+        held = []
+        while waiting and waiting[-1][0] < end:
+            start, stop = waiting.pop()
+            held.append((start, min(stop, end)))
+            if stop > end:
+                waiting.append((end, stop))
+        yield first, end, held
+        first = end
 
 
 def spans(data: Iterable[Range], first: int, last: int) -> Iterator[Span]:

@@ -81,7 +81,7 @@ def refuse_leftovers(output: Path, part: Slice, resume: bool) -> None:
     path, partial = journal_of(output, part), partial_of(output)
     left = partial if part.whole and partial.exists() else path
     if resume and left == partial:
-        raise EngramctlError(str(path), "the journal of the unfinished output", "nothing there", journal.CHANGED)
+        raise EngramctlError(str(path), "the journal of the unfinished output", "none with a plan", journal.CHANGED)
     if not resume and left.exists():
         raise EngramctlError(str(left), "no unfinished output", "one", BOTH_WAYS)
 

@@ -25,6 +25,11 @@ def leaf(rows: bytes | bytearray | memoryview) -> bytes:
     return blake3(rows).digest()
 
 
+def hasher() -> blake3:
+    """A leaf whose rows come one after the other: `update` with them, then `digest`."""
+    return blake3()
+
+
 @cache
 def zero_leaf(rows: int) -> bytes:
     """The digest of a block of zero rows, computed once."""

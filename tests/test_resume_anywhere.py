@@ -285,6 +285,7 @@ def test_signals_at_any_moment(job: Job, tmp_path: Path) -> None:
         for number in range(KILLS):
             kind, resume = list(CODES)[number % 3], ()
             for _ in range(rng.randrange(1, 4)):  # killed up to three times, each run going on from the last
+                err.unlink(missing_ok=True)
                 server.stdin.write(json.dumps([[*job.words, *more, *resume], str(out), str(err)]) + "\n")
                 server.stdin.flush()
                 child = int(server.stdout.readline())
@@ -295,8 +296,8 @@ def test_signals_at_any_moment(job: Job, tmp_path: Path) -> None:
                     assert job.output.read_bytes() == job.expected
                     break
                 if code == wanted:  # else it struck before the handlers were there
-                    assert err.read_text() == ("" if word is None else f"engramctl: {word}\n")
-                    assert out.read_bytes() == b""
+                    said = err.read_text() if err.exists() else ""
+                    assert said == ("" if word is None else f"engramctl: {word}\n")
                     cut += 1
                 resume = ("--resume",)
             if job.output.exists():
