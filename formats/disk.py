@@ -77,6 +77,11 @@ class System:
 system: System = System()
 
 
+def native() -> bool:
+    """May compiled code call the system by itself? Not where something else stands in its place."""
+    return type(system) is System
+
+
 @contextlib.contextmanager
 def _named(path: PathLike) -> Iterator[None]:
     """Calls on a descriptor do not know the file's name; whoever reads the message needs it."""
@@ -118,19 +123,27 @@ class ReadFile(_Open):
     size = 0  # when it was opened
 
     @classmethod
-    def open(cls, path: PathLike) -> ReadFile:
+    def open(cls, path: PathLike, flags: int = 0) -> ReadFile:
         try:
             mode = system.status(path).st_mode
             if stat.S_ISDIR(mode):
                 raise FormatError(path, None, "a file", "a folder")
             if not stat.S_ISREG(mode):
                 raise FormatError(path, None, "a file", "a device or a pipe")
-            fd = system.open(path, os.O_RDONLY)
+            fd = system.open(path, os.O_RDONLY | flags)
         except (FileNotFoundError, NotADirectoryError):
             raise FormatError(path, None, "a file", "nothing there") from None
         file = cls(path, fd)
         file.size = system.size(fd)
         return file
+
+    def fileno(self) -> int:
+        """For calls that are advice, and for kernels that read what `native` lets them."""
+        return self._fd
+
+    def size_now(self) -> int:
+        """Whoever owns the file may have cut it short since it was opened."""
+        return system.size(self._fd)
 
     def read(self, offset: int, count: int, what: str) -> bytes:
         """`count` bytes at `offset`; the file's end is looked at before memory is asked for."""
