@@ -28,6 +28,7 @@ Bits = NDArray[np.uint16]
 class Times:
     """Seconds a stage was busy, wherever it ran, and how long the caller stood waiting for it."""
 
+    load: float = 0.0  # kernels and weights, once for any number of sequences
     hash: float = 0.0
     read: float = 0.0
     project: float = 0.0
@@ -39,6 +40,19 @@ class Times:
         """The share of the background's work that nobody waited for."""
         behind = self.read + self.project
         return max(0.0, 1 - self.wait / behind) if behind else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return {**vars(self), "hidden_share": self.hidden()}
+
+    def lines(self, tokens: int) -> list[str]:
+        """For people: each stage, then what of it was waited for."""
+        stages = ", ".join(f"{name} {getattr(self, name) * 1e3:,.1f}" for name in ("hash", "read", "project", "gate"))
+        waited = f"of {self.total * 1e3:,.1f} ms {self.wait * 1e3:,.1f} were spent waiting for reads and projections"
+        begun = f"after {self.load * 1e3:,.0f} to load kernels and weights"
+        return [
+            f"milliseconds for {tokens:,} tokens: {stages}, {begun}",
+            f"{waited}, {self.hidden():.0%} of which were hidden",
+        ]
 
 
 @dataclass

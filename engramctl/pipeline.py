@@ -25,6 +25,7 @@ from engramctl.errors import EngramctlError
 from engramctl.placement.place import Io
 from engramctl.source import Source, Weights
 from engramctl.table import Table
+from formats import row264
 
 Stage = Literal["rows", "values", "kv", "gate", "out"]
 Engine = Literal["fast", "reference"]
@@ -79,9 +80,19 @@ class Pipeline:
                     self._own.append(source.table(layer).placed(io, wanted, prewarm, threads))
                     self.tables[layer] = self._own[-1]
             self.weights: dict[int, Weights] = {layer: source.weights(layer) for layer in self.layers}
+            self._load()
         except BaseException:
             self.close()
             raise
+
+    def _load(self) -> None:
+        """Have every kernel compiled or read from the cache by one small call, so that no sequence waits for it."""
+        tier, some = self.tier, self.weights[self.layers[0]]
+        tier.hash_rows(np.zeros(1, np.int64), self.params)
+        tier.lookup(np.zeros((1, row264.ROW_BYTES), np.uint8))
+        tier.project(np.zeros((1, self.sizes.inputs), np.uint16), some.projection[: row264.BLOCK])
+        state = np.zeros((1, self.sizes.streams, self.sizes.hidden), np.uint16)
+        tier.gate(state, state, state[:, 0], some.q_weight, some.k_weight)
 
     @property
     def said(self) -> list[str]:
@@ -122,9 +133,9 @@ class Prepared:
         self, owner: Pipeline, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None, history: Sequence[int]
     ) -> None:
         self.times, self._owner, self._mask = Times(), owner, mask
-        self._begun = time.perf_counter()
+        self.begun = time.perf_counter()
         self.rows: NDArray[np.int64] = owner.tier.hash_rows(tokens, owner.params, mask, history)  # [T, L, C]
-        self.times.hash = time.perf_counter() - self._begun
+        self.times.hash = time.perf_counter() - self.begun
         self._at = dict.fromkeys(owner.layers, 0)  # tokens each layer has been through
         self._held: dict[int, deque[Bits]] = {layer: deque() for layer in owner.layers}
         self._rows = {layer: self.rows[:, owner.params.layers.index(layer)] for layer in owner.layers}
@@ -148,7 +159,7 @@ class Prepared:
         empty = np.empty((0, sizes.streams + 1, sizes.hidden), np.uint16)
         made = list(pieces(lambda: self._ahead.take(layer), self._held[layer], count))
         self._at[layer] += count
-        self.times.total = time.perf_counter() - self._begun
+        self.times.total = time.perf_counter() - self.begun
         return np.concatenate(made) if made else empty
 
     def gate(self, layer: int, hidden: Bits) -> tuple[NDArray[np.float32], Bits]:
@@ -176,7 +187,7 @@ class Prepared:
             )
             done, self._at[layer] = done + len(kv), at + len(kv)
             self.times.gate += time.perf_counter() - start
-        self.times.total = time.perf_counter() - self._begun
+        self.times.total = time.perf_counter() - self.begun
         return gates, out
 
     def _count(self, layer: int, count: int | None) -> int:
@@ -225,14 +236,15 @@ def run(
         want = (tokens.size, source.sizes.streams, source.sizes.hidden)
         if hidden.shape != want:
             raise EngramctlError("hidden states", f"shape {list(want)}", f"{list(hidden.shape)}")
-    tier, times = engine_of(engine, threads), report or Times()
-    table = table or source.table(layer)
+    start, times = time.perf_counter(), report or Times()
+    tier, table = engine_of(engine, threads), table or source.table(layer)
     if stop_at in ("rows", "values"):
         return _looked_up(source, table, tier, tokens, mask, history, stop_at, times)
     with (
         Pipeline(source, (layer,), engine=engine, activation=activation, tables={layer: table}) as pipeline,
         pipeline.prepare(tokens, mask, history) as work,
     ):
+        times.load = work.times.load = work.begun - start
         made: NDArray[Any]
         if stop_at == "kv" or hidden is None:
             made = work.kv(layer)

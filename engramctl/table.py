@@ -131,6 +131,12 @@ class Table:
         made: NDArray[np.uint16] = tier.lookup(self.read_valid(rows))
         return made
 
+    def compiled(self, count: int) -> bool:
+        """Is it quicker to load compiled code for `count` rows than to do without?"""
+        from engramctl.placement.spans import NATIVE
+
+        return count >= NATIVE or (self.place is not None and self.place.name in ("mmap", "ram"))
+
     def want(self, rows: NDArray[np.int64]) -> None:
         """These rows will be read soon: begin, wherever the placement can."""
         flat = self._check_numbers(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engramctl.errors import EngramctlError
 from engramctl.placement import residency
 from engramctl.placement.place import NAMES, Extent, Io, Place
+from engramctl.threads import count as default_threads
 
 FEW = 4096  # rows that are read before compiled code is loaded
 WARM = 0.9  # of the pages in memory: faults are rare from there on
@@ -18,7 +19,7 @@ def place(
         raise EngramctlError("--io", f"one of {', '.join(NAMES)}", f"{io!r:.40}")
     if prewarm and io == "direct":
         raise EngramctlError("--prewarm", "--io mmap, pread, ram or auto, which have a cache to warm", "--io direct")
-    count = threads or _threads()
+    count = threads or default_threads()
     made: Place
     if io == "ram":
         from engramctl.placement.in_memory import InMemory
@@ -82,9 +83,3 @@ def _warm(extent: Extent, threads: int) -> None:
 
     for part in extent.parts:
         in_shares(threads, *extent.span(part), partial(memory.touch, part.file))
-
-
-def _threads() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,111 @@
+"""What makes a command start quickly: only the asked-for command is built, and easy values skip Typer's converter.
+
+Since 0.27 or so Typer converts each value, absent ones too, by pydantic, whose import takes as long as Typer's own.
+Values that need no converting are passed on here; whatever does need it goes to Typer, with its messages.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+LAZY = "_runtime_param"  # where such a Typer keeps a parameter's converter; others have none, and need none
+
+HOMES = {  # each command's module under engramctl.cli, in the order in which one meets them
+    "demo": "about",
+    "synth": "convert",
+    "map": "convert",
+    "params": "convert",
+    "repack": "convert",
+    "show": "convert",
+    "hash": "use",
+    "lookup": "use",
+    "run": "run",
+    "profiles": "about",
+    "check": "check",
+}
+
+
+class Commands(TyperGroup):
+    """All commands; each is imported when it is asked for, and built only if it is to run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        return list(HOMES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        if cmd_name not in HOMES:
+            return None
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = _built(cmd_name, self.epilog)
+        return self.commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _summary(name)) for name in HOMES])
+
+
+def _home(name: str) -> Any:  # noqa: ANN401
+    return import_module(f"engramctl.cli.{HOMES[name]}")
+
+
+def _summary(name: str) -> str:
+    """The first line that its help begins with, without the stop."""
+    home = _home(name)
+    text = inspect.getdoc(home.COMMANDS[name]) if name in getattr(home, "COMMANDS", ()) else home.app.info.help
+    return (text or "").split("\n\n")[0].replace("\n", " ").split(". ")[0].rstrip(".") + "."
+
+
+def _built(name: str, epilog: str | None) -> Any:  # noqa: ANN401
+    home = _home(name)
+    app = home.app if name not in getattr(home, "COMMANDS", ()) else typer.Typer(rich_markup_mode=None)
+    app._add_completion = False
+    if app is not getattr(home, "app", None):
+        app.command(name, epilog=epilog)(home.COMMANDS[name])
+    command = get_command(app)
+    command.name = name
+    return quicken(command)
+
+
+def quicken(command: Any) -> Any:  # noqa: ANN401
+    """The command, whose parameters, and those of its commands, pass easy values by Typer's converter."""
+    for parameter in command.get_params(typer.Context(command)):
+        if getattr(parameter, LAZY, parameter) is None:
+            setattr(parameter, LAZY, _Easy(parameter))
+    for each in getattr(command, "commands", {}).values():
+        quicken(each)
+    return command
+
+
+class _Easy:
+    """A parameter's converter: absent values, text, ready values, plain paths; the true one for everything else."""
+
+    def __init__(self, parameter: Any) -> None:  # noqa: ANN401
+        self._parameter = parameter
+        self._many = bool(parameter.multiple or parameter.nargs == -1)
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401
+        kind, info = self._parameter.type_descriptor.annotation, self._parameter.type_descriptor.parameter_info
+        if value is None:
+            return () if self._many else None
+        if not self._many and isinstance(kind, type):
+            if kind is str and type(value) is str and getattr(info, "parser", None) is None:
+                return value
+            if issubclass(kind, enum.Enum) and isinstance(value, kind):
+                return value
+            if kind is Path and _plain(info) and isinstance(value, (str, Path)):
+                return Path(value)
+        setattr(self._parameter, LAZY, None)
+        return self._parameter.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def _plain(info: Any) -> bool:  # noqa: ANN401
+    """A path that Typer is not to look at."""
+    asked = ("exists", "writable", "resolve_path", "parser", "path_type")
+    return not any(getattr(info, name, None) for name in asked)
