@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import enum
 import inspect
+import re
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+WHOLE = re.compile(r"-?[0-9]{1,18}")
+LOOKED_AT = ("exists", "writable", "resolve_path", "path_type")  # with these Typer does more than make a path
 LAZY = "_runtime_param"  # where such a Typer keeps a parameter's converter; others have none, and need none
 
 HOMES = {  # each command's module under engramctl.cli, in the order in which one meets them
@@ -84,28 +87,37 @@ def quicken(command: Any) -> Any:  # noqa: ANN401
 
 
 class _Easy:
-    """A parameter's converter: absent values, text, ready values, plain paths; the true one for everything else."""
+    """A parameter's converter: what is absent, text, choices, whole numbers, plain paths; the true one for the rest."""
 
     def __init__(self, parameter: Any) -> None:  # noqa: ANN401
         self._parameter = parameter
         self._many = bool(parameter.multiple or parameter.nargs == -1)
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401
-        kind, info = self._parameter.type_descriptor.annotation, self._parameter.type_descriptor.parameter_info
         if value is None:
             return () if self._many else None
-        if not self._many and isinstance(kind, type):
-            if kind is str and type(value) is str and getattr(info, "parser", None) is None:
-                return value
-            if issubclass(kind, enum.Enum) and isinstance(value, kind):
-                return value
-            if kind is Path and _plain(info) and isinstance(value, (str, Path)):
-                return Path(value)
+        kind, info = self._parameter.type_descriptor.annotation, self._parameter.type_descriptor.parameter_info
+        if getattr(info, "parser", None) is None and getattr(info, "click_type", None) is None:
+            made = [_easy(kind, value, info)]
+            if self._many and get_origin(kind) is list and isinstance(value, (list, tuple)):
+                made = [_easy(get_args(kind)[0], each, info) for each in value]
+            if None not in made:
+                return made if self._many else made[0]
         setattr(self._parameter, LAZY, None)
         return self._parameter.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
-def _plain(info: Any) -> bool:  # noqa: ANN401
-    """A path that Typer is not to look at."""
-    asked = ("exists", "writable", "resolve_path", "parser", "path_type")
-    return not any(getattr(info, name, None) for name in asked)
+def _easy(kind: Any, value: Any, info: Any) -> Any:  # noqa: ANN401
+    """The value as `kind`, if nothing can be wrong with it and Typer would only do the same; else None."""
+    fitting = isinstance(kind, type) and isinstance(value, (str, kind))
+    if not fitting:
+        return None
+    if issubclass(kind, enum.Enum):
+        return next((one for one in kind if value in (one, one.value)), None)
+    if kind is int and WHOLE.fullmatch(str(value)):
+        least, most = getattr(info, "min", None), getattr(info, "max", None)
+        fits = (least is None or int(value) >= least) and (most is None or int(value) <= most)
+        return int(value) if fits else None
+    if kind is Path and not any(getattr(info, name, None) for name in LOOKED_AT):
+        return Path(value)
+    return value if kind is str else None
