@@ -77,11 +77,6 @@ class System:
 system: System = System()
 
 
-def native() -> bool:
-    """May compiled code call the system by itself? Not where something else stands in its place."""
-    return type(system) is System
-
-
 @contextlib.contextmanager
 def _named(path: PathLike) -> Iterator[None]:
     """Calls on a descriptor do not know the file's name; whoever reads the message needs it."""
@@ -102,11 +97,11 @@ class _Open:
     """A path and its descriptor, closed once."""
 
     def __init__(self, path: PathLike, fd: int) -> None:
-        self.path, self._fd = Path(path), fd
+        self.path, self.fd = Path(path), fd
 
     def close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
             with _named(self.path):
                 system.close(fd)
 
@@ -137,14 +132,6 @@ class ReadFile(_Open):
         file.size = system.size(fd)
         return file
 
-    def fileno(self) -> int:
-        """For calls that are advice, and for kernels that read what `native` lets them."""
-        return self._fd
-
-    def size_now(self) -> int:
-        """Whoever owns the file may have cut it short since it was opened."""
-        return system.size(self._fd)
-
     def read(self, offset: int, count: int, what: str) -> bytes:
         """`count` bytes at `offset`; the file's end is looked at before memory is asked for."""
         if offset < 0 or count < 0 or offset + count > self.size:
@@ -158,7 +145,7 @@ class ReadFile(_Open):
         with _named(self.path):
             while done < len(view):
                 try:
-                    got = system.pread_into(self._fd, view[done : done + PIECE], offset + done)
+                    got = system.pread_into(self.fd, view[done : done + PIECE], offset + done)
                 except InterruptedError:
                     continue
                 if got == 0:
@@ -176,15 +163,15 @@ class ReadFile(_Open):
             try:
                 if hole_ is None or data_ is None:
                     raise OSError(errno.EINVAL, "holes cannot be asked for")
-                hole = min(system.lseek(self._fd, start, hole_), end)
+                hole = min(system.lseek(self.fd, start, hole_), end)
                 if hole > start:
                     yield start, hole
                     start = hole
                     continue
-                after = system.lseek(self._fd, start, data_)
+                after = system.lseek(self.fd, start, data_)
             except OSError as error:
                 # ENXIO: nothing but a hole up to the end of the file, unless the file has become shorter than it was
-                if error.errno != errno.ENXIO or system.size(self._fd) < end:
+                if error.errno != errno.ENXIO or system.size(self.fd) < end:
                     yield start, end
                 return
             if after <= start:  # neither in data nor in a hole: a system that cannot say
@@ -195,7 +182,7 @@ class ReadFile(_Open):
     def done_with(self, start: int, end: int) -> None:
         """These bytes will not be read again: the page cache may drop them. Advice, so nothing depends on it."""
         with contextlib.suppress(OSError):
-            system.done_with(self._fd, start, end)
+            system.done_with(self.fd, start, end)
 
 
 class WriteFile(_Open):
@@ -216,7 +203,7 @@ class WriteFile(_Open):
         with _named(self.path):
             while done < len(view):
                 try:
-                    put = system.pwrite(self._fd, view[done : done + PIECE], offset + done)
+                    put = system.pwrite(self.fd, view[done : done + PIECE], offset + done)
                 except InterruptedError:
                     continue
                 if put == 0:
@@ -226,11 +213,11 @@ class WriteFile(_Open):
     def resize(self, size: int) -> None:
         """To `size` bytes; what is added is a hole."""
         with _named(self.path):
-            system.ftruncate(self._fd, size)
+            system.ftruncate(self.fd, size)
 
     def sync(self) -> None:
         with _named(self.path):
-            system.fsync(self._fd)
+            system.fsync(self.fd)
 
 
 def refuse_existing(path: PathLike, force: bool) -> None:

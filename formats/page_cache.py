@@ -29,13 +29,23 @@ LINUX_ADVICE = {"MADV_POPULATE_READ": 22}  # Linux 5.14; not yet a name in Pytho
 MOST_RESIDENT = 1 << 30  # bytes asked about at once: a vector of 256 KB
 
 
+def native() -> bool:
+    """May compiled code call the system by itself? Not where something else stands in its place."""
+    return type(disk.system) is disk.System
+
+
+def size_now(file: ReadFile) -> int:
+    """Whoever owns the file may have cut it short since it was opened."""
+    return disk.system.size(file.fd)
+
+
 def want(file: ReadFile, start: int, end: int) -> None:
     """These bytes will be read soon: begin now, in the background."""
     with contextlib.suppress(OSError, OverflowError, struct.error):
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(file.fd, start, end - start, os.POSIX_FADV_WILLNEED)
         elif can_advise():
-            fcntl.fcntl(file.fileno(), F_RDADVISE, struct.pack("@qi4x", start, end - start))
+            fcntl.fcntl(file.fd, F_RDADVISE, struct.pack("@qi4x", start, end - start))
 
 
 def can_advise() -> bool:
@@ -47,9 +57,9 @@ def at_random(file: ReadFile) -> None:
     """Reads will come in no order: nothing is to be read that was not asked for."""
     with contextlib.suppress(OSError):
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_RANDOM)
         elif hasattr(fcntl, "F_NOCACHE"):
-            fcntl.fcntl(file.fileno(), F_RDAHEAD, 0)
+            fcntl.fcntl(file.fd, F_RDAHEAD, 0)
 
 
 def open_uncached(path: disk.PathLike) -> ReadFile:
@@ -60,7 +70,7 @@ def open_uncached(path: disk.PathLike) -> ReadFile:
     file = ReadFile.open(path, direct or 0)
     if direct is None:
         try:
-            fcntl.fcntl(file.fileno(), F_NOCACHE, 1)
+            fcntl.fcntl(file.fd, F_NOCACHE, 1)
         except OSError:
             file.close()
             raise
@@ -73,17 +83,17 @@ class Mapping:
     def __init__(self, file: ReadFile, start: int, end: int) -> None:
         self.path, self.start, self.end = file.path, start, end
         self._slack = start % mmap.ALLOCATIONGRANULARITY
-        if end > file.size_now():
-            raise FormatError(file.path, start, f"{end - start} bytes", f"{max(file.size_now() - start, 0)}")
+        if end > size_now(file):
+            raise FormatError(file.path, start, f"{end - start} bytes", f"{max(size_now(file) - start, 0)}")
         try:
             self._map = mmap.mmap(
-                file.fileno(), end - start + self._slack, access=mmap.ACCESS_READ, offset=start - self._slack
+                file.fd, end - start + self._slack, access=mmap.ACCESS_READ, offset=start - self._slack
             )
         except OSError as error:
             error.filename = os.fspath(file.path)
             raise
         except ValueError:  # cut short just now
-            found = f"{max(file.size_now() - start, 0)}"
+            found = f"{max(size_now(file) - start, 0)}"
             raise FormatError(file.path, start, f"{end - start} bytes", found) from None
         self._all: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
@@ -145,7 +155,7 @@ def drop(file: ReadFile, start: int, end: int) -> bool:
     if not hasattr(os, "posix_fadvise"):
         return False
     with contextlib.suppress(OSError):
-        os.fdatasync(file.fileno())
+        os.fdatasync(file.fd)
     start, end = start // PAGE * PAGE, -(-end // PAGE) * PAGE
     file.done_with(start, end)
     return True

@@ -15,7 +15,7 @@ from engramctl.placement import guard, memory, spans
 from engramctl.placement.place import Extent, Io
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.page_cache import Mapping
+from formats.page_cache import Mapping, size_now
 from formats.row264 import ROW_BYTES, WIDTH
 
 PIECE = 8 << 20  # bytes read into memory at a time
@@ -82,7 +82,7 @@ class Mapped:
 
     def _refuse_cut(self) -> None:
         for part in self.extent.parts:
-            size, end = part.file.size_now(), self.extent.span(part)[1]
+            size, end = size_now(part.file), self.extent.span(part)[1]
             if size < end:
                 what = f"{end} bytes up to the last row of layer {self.extent.layer}, as when it was opened"
                 raise FormatError(part.file.path, None, what, f"{size}")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engramctl.errors import EngramctlError
 from engramctl.placement import spans
 from engramctl.placement.place import Extent, Io, Part
-from formats import disk, page_cache
+from formats import page_cache
 from formats.disk import ReadFile
 
 QUEUE = 64  # uncached reads that wait at one time, a thread each
@@ -74,8 +74,8 @@ class Direct(OnDisk):
         self._files: dict[int, ReadFile] = {}
         try:
             for part in extent.parts:
-                if part.file.fileno() not in self._files:
-                    self._files[part.file.fileno()] = page_cache.open_uncached(part.file.path)
+                if part.file.fd not in self._files:
+                    self._files[part.file.fd] = page_cache.open_uncached(part.file.path)
         except OSError as error:
             self.close()
             found = (error.strerror or str(error)).lower()
@@ -97,10 +97,10 @@ class Direct(OnDisk):
     ) -> None:
         places = np.cumsum(lengths) - lengths
         done = np.zeros(len(starts), np.bool_)
-        if disk.native():
+        if page_cache.native():
             from engramctl.fast import reads
 
-            fd, count = self._files[part.file.fileno()].fileno(), len(starts)
+            fd, count = self._files[part.file.fd].fd, len(starts)
             edges = np.linspace(0, count, max(1, min(QUEUE, count // LEAST_SPANS)) + 1).astype(int).tolist()
             shares = [slice(a, b) for a, b in itertools.pairwise(edges)]
             waiting = [

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from formats import disk, page_cache
+from formats import page_cache
 from formats.disk import ReadFile
 
 WINDOW = 128  # spans asked for ahead: one thread keeps a disk's whole queue busy
@@ -29,7 +29,7 @@ def runs(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 def compiled(count: int) -> bool:
     """Read `count` spans by compiled code? Only where the system is the real one, and never loaded for a few."""
-    return disk.native() and (count >= NATIVE or "engramctl.fast.reads" in sys.modules)
+    return page_cache.native() and (count >= NATIVE or "engramctl.fast.reads" in sys.modules)
 
 
 def fill(
@@ -39,7 +39,7 @@ def fill(
     if compiled(len(starts)):
         from engramctl.fast import reads
 
-        done = reads.fill(file.fileno(), starts, lengths, out, WINDOW)
+        done = reads.fill(file.fd, starts, lengths, out, WINDOW)
         left = np.flatnonzero(~done)
     else:
         left = np.arange(len(starts))
@@ -58,7 +58,7 @@ def want(file: ReadFile, starts: NDArray[np.int64], lengths: NDArray[np.int64]) 
     if compiled(len(starts)) and hasattr(os, "posix_fadvise"):
         from engramctl.fast import reads
 
-        reads.want(file.fileno(), starts, lengths)
+        reads.want(file.fd, starts, lengths)
         return
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         page_cache.want(file, start, start + length)
