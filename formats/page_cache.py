@@ -14,6 +14,8 @@ import mmap
 import os
 import struct
 import sys
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,6 +135,12 @@ class Mapping:
         if len(known) < len(found):
             return None
         return np.concatenate(known) if known else np.empty(0, np.bool_)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
     def close(self) -> None:
         del self._all
