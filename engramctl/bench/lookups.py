@@ -65,7 +65,7 @@ def warm(table: Table, count: int, rounds: int) -> Iterator[Line]:
             raw["NumPy take"] = lambda: np.take(whole, rows, axis=0)
             t = peers.torch()
             if t is not None:
-                tensor, index = t.from_numpy(whole), t.from_numpy(rows)
+                tensor, index = peers.shared(t, whole), t.from_numpy(rows)
                 raw["torch index_select"] = lambda: tensor.index_select(0, index)
                 if whole.shape[1] == ROW_BYTES:
                     decoded["torch index_select, decode"] = lambda: peers.torch_decode(t, tensor.index_select(0, index))

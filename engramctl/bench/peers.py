@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -97,6 +98,13 @@ def torch_gate(t: Any, weights: Weights, eps: float, clamp: float) -> Callable[[
     return run
 
 
+def shared(t: Any, array: NDArray[np.uint8]) -> Any:  # noqa: ANN401
+    """A tensor over memory that is only read; torch warns that it could be written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return t.from_numpy(array)
+
+
 def as_torch(t: Any, bits: NDArray[np.uint16]) -> Any:  # noqa: ANN401
     """BF16 bits as a torch bfloat16 tensor of its own."""
     return t.from_numpy(np.array(bits).view(np.int16)).view(t.bfloat16)
@@ -112,7 +120,7 @@ def torch_pipeline(
     clamp: float,
 ) -> Callable[[Any, Any], Any]:
     """Compressed ids and bfloat16 hidden states -> new hidden states of one layer, eager; `table` [rows, ROW_BYTES]."""
-    rows, weight = t.from_numpy(table), as_torch(t, weights.projection)
+    rows, weight = shared(t, table), as_torch(t, weights.projection)
     hashed, gated, number = torch_hash(t, params), torch_gate(t, weights, eps, clamp), params.layers.index(layer)
     assert rows.shape[1] == ROW_BYTES
 
