@@ -307,7 +307,6 @@ def test_without_the_system_s_advice_every_placement_reads_the_same(
     monkeypatch.delattr(os, "O_DIRECT")
     monkeypatch.setattr(page_cache.fcntl, "F_NOCACHE", 48, raising=False)
     monkeypatch.setattr(page_cache.fcntl, "fcntl", fcntl)
-    monkeypatch.setattr(spans, "compiled", lambda count: False)
     for io in PLACES:
         with table.placed(io) as placed:
             placed.want(asked()[:50])

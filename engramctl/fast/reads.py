@@ -5,7 +5,6 @@ Whatever is not whole at once (an interruption, a short read, an error) is left 
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,10 @@ from engramctl.fast.cache import kernel, reads, writes
 from engramctl.fast.emit import copy
 
 WILLNEED = 3  # POSIX_FADV_WILLNEED on Linux
-ADVISES = hasattr(os, "posix_fadvise")
 SECTOR = 4096  # uncached reads begin and end at multiples of it, in the file and in memory
 
 _pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.intp, types.uint64, types.int64))
-_fadvise: Any = types.ExternalFunction(
-    "posix_fadvise" if ADVISES else "pread", types.int32(types.int32, types.int64, types.int64, types.int32)
-)
+_fadvise: Any = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
 
 
 def fill(
@@ -30,18 +26,17 @@ def fill(
 ) -> NDArray[np.bool_]:
     """Bytes starts[i] .. + lengths[i] of a file, one after another, into flat `out`; [n] which are there.
 
-    `window` spans are asked for before they are read; 0 asks for none.
+    `window` spans are asked for before they are read. Only for systems that have posix_fadvise, as `want` is.
     """
     done, places = np.zeros(len(starts), np.bool_), places_of(lengths)
-    sizes = np.array([fd, window if ADVISES else 0], np.int64)
+    sizes = np.array([fd, window], np.int64)
     _fill(0, len(starts), sizes, starts, lengths, places, out, done)
     return done
 
 
 def want(fd: int, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
     """Begin to read these spans. The device's queue may fill up; then this waits its turn."""
-    if ADVISES:
-        _want(0, len(starts), np.array([fd], np.int64), starts, lengths)
+    _want(0, len(starts), np.array([fd], np.int64), starts, lengths)
 
 
 def places_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -63,7 +58,7 @@ def _fill(
     fd, window = np.int32(sizes[0]), sizes[1]
     base, asked = out.ctypes.data, first
     for i in range(first, last):
-        if window and asked - i <= window // 2:  # in bursts: the device sorts what it has
+        if asked - i <= window // 2:  # in bursts: the device sorts what it has
             while asked < min(i + window, last):
                 _fadvise(fd, starts[asked], lengths[asked], WILLNEED)
                 asked += 1

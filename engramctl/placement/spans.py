@@ -28,8 +28,12 @@ def runs(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def compiled(count: int) -> bool:
-    """Read `count` spans by compiled code? Only where the system is the real one, and never loaded for a few."""
-    return page_cache.native() and (count >= NATIVE or "engramctl.fast.reads" in sys.modules)
+    """Read `count` spans by compiled code? Where the system is the real one and takes advice, and for many."""
+    return (
+        page_cache.native()
+        and hasattr(os, "posix_fadvise")
+        and (count >= NATIVE or "engramctl.fast.reads" in sys.modules)
+    )
 
 
 def fill(
@@ -55,7 +59,7 @@ def fill(
 
 def want(file: ReadFile, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
     """Begin to read these spans."""
-    if compiled(len(starts)) and hasattr(os, "posix_fadvise"):
+    if compiled(len(starts)):
         from engramctl.fast import reads
 
         reads.want(file.fd, starts, lengths)
