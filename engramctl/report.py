@@ -91,6 +91,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     _console(soft_wrap=False).print(shown)
 
 
+def text(paragraph: str) -> None:
+    """A paragraph, on standard output."""
+    _console().print(_plain(paragraph))
+
+
 @contextmanager
 def progress(total: int, what: str, quiet: bool) -> Iterator[Any]:
     """A bar with rate and time left on standard error where that is a terminal; yields a function of bytes done."""

@@ -24,7 +24,6 @@ from engramctl.profiles import Profile, Sizes
 from engramctl.table import Table
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.gguf_write import MAGIC
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,8 @@ def open_source(
 
 def is_container(path: Path) -> bool:
     """Does the file begin as a GGUF?"""
+    from formats.gguf_write import MAGIC
+
     with ReadFile.open(path) as file:
         return file.size >= len(MAGIC) and file.read(0, len(MAGIC), "magic") == MAGIC
 

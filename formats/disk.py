@@ -44,11 +44,11 @@ class _Open:
     """A path and its descriptor, closed once."""
 
     def __init__(self, path: PathLike, fd: int) -> None:
-        self.path, self._fd = Path(path), fd
+        self.path, self.fd = Path(path), fd
 
     def close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
             with _named(self.path):
                 system.close(fd)
 
@@ -65,14 +65,14 @@ class ReadFile(_Open):
     size = 0  # when it was opened
 
     @classmethod
-    def open(cls, path: PathLike) -> ReadFile:
+    def open(cls, path: PathLike, flags: int = 0) -> ReadFile:
         try:
             mode = system.status(path).st_mode
             if stat.S_ISDIR(mode):
                 raise FormatError(path, None, "a file", "a folder")
             if not stat.S_ISREG(mode):
                 raise FormatError(path, None, "a file", "a device or a pipe")
-            fd = system.open(path, os.O_RDONLY)
+            fd = system.open(path, os.O_RDONLY | flags)
         except (FileNotFoundError, NotADirectoryError):
             raise FormatError(path, None, "a file", "nothing there") from None
         file = cls(path, fd)
@@ -92,7 +92,7 @@ class ReadFile(_Open):
         with _named(self.path):
             while done < len(view):
                 try:
-                    got = system.pread_into(self._fd, view[done : done + PIECE], offset + done)
+                    got = system.pread_into(self.fd, view[done : done + PIECE], offset + done)
                 except InterruptedError:
                     continue
                 if got == 0:
@@ -110,15 +110,15 @@ class ReadFile(_Open):
             try:
                 if hole_ is None or data_ is None:
                     raise OSError(errno.EINVAL, "holes cannot be asked for")
-                hole = min(system.lseek(self._fd, start, hole_), end)
+                hole = min(system.lseek(self.fd, start, hole_), end)
                 if hole > start:
                     yield start, hole
                     start = hole
                     continue
-                after = system.lseek(self._fd, start, data_)
+                after = system.lseek(self.fd, start, data_)
             except OSError as error:
                 # ENXIO: nothing but a hole up to the end of the file, unless the file has become shorter than it was
-                if error.errno != errno.ENXIO or system.size(self._fd) < end:
+                if error.errno != errno.ENXIO or system.size(self.fd) < end:
                     yield start, end
                 return
             if after <= start:  # neither in data nor in a hole: a system that cannot say
@@ -129,7 +129,7 @@ class ReadFile(_Open):
     def done_with(self, start: int, end: int) -> None:
         """These bytes will not be read again: the page cache may drop them. Advice, so nothing depends on it."""
         with contextlib.suppress(OSError):
-            system.done_with(self._fd, start, end)
+            system.done_with(self.fd, start, end)
 
 
 class WriteFile(_Open):
@@ -148,14 +148,14 @@ class WriteFile(_Open):
     @property
     def size(self) -> int:
         with _named(self.path):
-            return system.size(self._fd)
+            return system.size(self.fd)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         view, done = _bytes_of(memoryview(data)), 0
         with _named(self.path):
             while done < len(view):
                 try:
-                    put = system.pwrite(self._fd, view[done : done + PIECE], offset + done)
+                    put = system.pwrite(self.fd, view[done : done + PIECE], offset + done)
                 except InterruptedError:
                     continue
                 if put == 0:
@@ -165,39 +165,39 @@ class WriteFile(_Open):
     def resize(self, size: int) -> None:
         """To `size` bytes; what is added is a hole."""
         with _named(self.path):
-            system.ftruncate(self._fd, size)
+            system.ftruncate(self.fd, size)
 
     def reserve(self, start: int, end: int) -> None:
         """Blocks for these bytes, where the file system can: a full disk is known before the work, not after it."""
         with _named(self.path):
             try:
-                system.fallocate(self._fd, start, end - start)
+                system.fallocate(self.fd, start, end - start)
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EINTR):
                     raise
 
     def sync(self) -> None:
         with _named(self.path):
-            system.fsync(self._fd)
+            system.fsync(self.fd)
 
     def sync_data(self) -> None:
         """As `sync`, for bytes inside the size that the file had at the last `sync`."""
         with _named(self.path):
-            system.fdatasync(self._fd)
+            system.fdatasync(self.fd)
 
     def lock(self) -> None:
         """Take the file until it is closed; BlockingIOError if another process has it, OSError where none can."""
         with _named(self.path):
-            system.lock(self._fd)
+            system.lock(self.fd)
 
     def is_same(self, path: PathLike) -> bool:
         """Does `path` still name this file?"""
-        return os.path.samestat(os.fstat(self._fd), system.status(path))
+        return os.path.samestat(os.fstat(self.fd), system.status(path))
 
     def done_with(self, start: int, end: int) -> None:
         """Bytes that were synced and will not be read: the page cache may drop them. Advice."""
         with contextlib.suppress(OSError):
-            system.done_with(self._fd, start, end)
+            system.done_with(self.fd, start, end)
 
 
 def refuse_existing(path: PathLike, force: bool) -> None:
