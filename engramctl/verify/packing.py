@@ -63,6 +63,8 @@ def check(want: Side, have: Side, profile: Profile, asked: Asked, progress: Prog
             _some(want, have, profile, layer, asked, progress, result)
         else:
             _all(want, have, layer, asked, progress, result, state)
+    if asked.digest == "tree":
+        _digests(want, have, state, result)
     if state.unread:
         result.notes.append(f"{state.unread} rows lie in holes on both sides and count as zeros read")
     compared = [layer for layer in layers if layer in want.tables and layer in have.tables]
@@ -159,10 +161,17 @@ def _all(
     except BaseException:
         state.save(result)
         raise
-    if asked.digest == "tree" and found.rows == count:
-        digest = tree_digest.root(0, count, [leaves[block] for block in tree_digest.blocks(0, count)])
-        result.extra.setdefault("digests", {})[str(layer)] = digest
-        result.notes.append(f"tree digest of layer {layer} in {have.path}: {digest}")
+
+
+def _digests(want: Side, have: Side, state: progresses.Progress, result: Result) -> None:
+    """Of the second side's tables that were read whole."""
+    found = {}
+    for layer, leaves in state.leaves.items():
+        rows = have.tables[layer].rows
+        if want.tables[layer].rows >= rows and len(leaves) == len(tree_digest.blocks(0, rows)):
+            found[str(layer)] = tree_digest.root(0, rows, [leaves[block] for block in sorted(leaves)])
+            result.notes.append(f"tree digest of layer {layer} in {have.path}: {found[str(layer)]}")
+    result.extra["digests"] = found
 
 
 def _take(layer: int, done: Compared, progress: Progress, result: Result) -> None:
