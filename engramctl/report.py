@@ -44,7 +44,8 @@ def check(command: str, title: str, result: Result, json_wanted: bool) -> None:
             "findings": findings,
             "findings_total": result.total,
             "coverage": coverage,
-            "diagnosis": None,
+            "diagnosis": None if result.diagnosis is None else result.diagnosis.facts(),
+            "structure": result.structure,
             "notes": result.notes,
         }
         as_json(command, result.ok, body | result.extra)
@@ -58,12 +59,22 @@ def check(command: str, title: str, result: Result, json_wanted: bool) -> None:
     )
     console = _console()
     console.print(f"{_plain(title)}: {verdict} ({share})")
+    for line in [] if result.diagnosis is None else result.diagnosis.lines():
+        console.print(f"  {_plain(line)}")
+    if result.structure:
+        console.print("  no known mistake explains it; what is common to the differences:")
+    for fact in result.structure:
+        console.print(f"    {_plain(fact)}")
     for f in result.findings:
         console.print(f"  {_plain(f.where)}: expected {_plain(f.expected)}, found {_plain(f.found)}")
     if result.total > len(result.findings):
         console.print(f"  and {result.total - len(result.findings):,} more")
     for note in result.notes:
         console.print(f"  note: {_plain(note)}")
+
+
+def heading(text: str) -> None:
+    _console().print(f"[bold]{_plain(text)}[/bold]")
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engramctl.mistakes import constants, hash, history, token_map  # noqa: A004 - the stage's name
+from engramctl.mistakes import constants, decode, gate, hash, history, project, token_map  # noqa: A004 - a stage
+from engramctl.mistakes.gateplan import GatePlan
 from engramctl.mistakes.hashing import HashPlan
+from engramctl.mistakes.projectplan import ProjectPlan
 from engramctl.mistakes.record import Mistake
+from engramctl.mistakes.rowplan import RowPlan
 
 HASHING: tuple[Mistake[HashPlan], ...] = (
     *token_map.MISTAKES,
@@ -15,7 +18,12 @@ HASHING: tuple[Mistake[HashPlan], ...] = (
     *hash.MISTAKES,
     *history.MISTAKES,
 )  # variations of one plan: everything between a token id and a row
+DECODING: tuple[Mistake[RowPlan], ...] = decode.MISTAKES
+PROJECTING: tuple[Mistake[ProjectPlan], ...] = project.MISTAKES
+GATING: tuple[Mistake[GatePlan], ...] = gate.MISTAKES
+
+WORDS = ("what", "symptom", "consequence", "fix", "source")
 
 
 def every() -> Sequence[Mistake[Any]]:
-    return HASHING
+    return (*HASHING, *DECODING, *PROJECTING, *GATING)

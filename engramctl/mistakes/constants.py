@@ -89,6 +89,16 @@ MISTAKES: tuple[Mistake[HashPlan], ...] = (
         lambda plan: replace(plan, multipliers=np.repeat(plan.multipliers[:1], len(plan.layers), axis=0)),
     ),
     Mistake(
+        "multipliers-32-bit",
+        "constants",
+        "Multipliers are stored in 32 bits: their upper bits are lost.",
+        "Every row differs; each stored multiplier is the right one modulo 2**32.",
+        ALL_WRONG,
+        "Store multipliers as 64-bit integers: they have 47 bits.",
+        "ggml-org/llama.cpp#28696",
+        lambda plan: replace(plan, multipliers=plan.multipliers & np.uint64(0xFFFFFFFF)),
+    ),
+    Mistake(
         "primes-restart",
         "constants",
         "The walk over primes starts anew for each layer instead of going on.",

@@ -141,7 +141,7 @@ def _pair(
 def reason(one: HashPlan, other: HashPlan) -> str | None:
     """Why no input can tell two plans apart; None if one might."""
     if one.same(other):
-        return "with these constants both are the same computation"
+        return "both come to the same token map, constants and rules here"
     return None
 
 

@@ -29,7 +29,7 @@ def no_maps(name: str) -> NDArray[np.uint32] | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one answer to ==: `same` compares
 class HashPlan:
     """Constants, and how they are used. `token_map` may be short or hold other numbers than the right one."""
 

@@ -15,9 +15,13 @@ from engramctl.profiles import Profile
 
 
 def for_params(params: HashParams, profile: Profile, tokenizer: Path | None = None) -> Maps:
-    """The mistaken maps beside `params`' own: the shipped ones for the published map, else by the tokenizer, else
-    none."""
-    if digest(params.token_map, "<u4") == profile.digests["token_map_u32"]:
+    """The mistaken maps beside the constants' own."""
+    return for_map(params.token_map, profile, tokenizer)
+
+
+def for_map(ids: NDArray[np.uint32], profile: Profile, tokenizer: Path | None = None) -> Maps:
+    """The mistaken maps beside a right one: shipped for the published map, else by the tokenizer, else none."""
+    if digest(ids, "<u4") == profile.digests["token_map_u32"]:
         return map_deltas.shipped(profile.name).get
     return no_maps if tokenizer is None else Built(tokenizer).get
 

@@ -56,7 +56,7 @@ class Diagnosis:
         share = "all" if self.explains == 1 else f"{self.explains:.1%}"
         where = f", first at {self.decided_at}" if self.decided_at else ""
         detail = f" ({self.detail})" if self.detail else ""
-        made = [f"{self.name}{detail} explains {share} of {self.of}{where}"]
+        made = [f"diagnosis: {self.name}{detail} explains {share} of {self.of}{where}"]
         for entry in self.entries:
             made += [f"  {entry.name}: {entry.what}", f"  fix: {entry.fix}", f"  source: {entry.source}"]
         for runner in self.runners_up:

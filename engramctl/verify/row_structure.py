@@ -10,25 +10,27 @@ from numpy.typing import NDArray
 
 from engramctl.mistakes import invert
 from engramctl.mistakes.hashing import HashPlan, sequence
-from engramctl.verify.name_rows import Search
+from engramctl.verify.name_rows import Part, Search
 
 LISTED = 6
 Differs = NDArray[np.bool_]  # [T, l, C]
 
 
 def facts(search: Search, layers: Sequence[int]) -> list[str]:
-    """What is common to the row numbers that differ."""
-    seen, right = search.seen, search.right
-    differs = (seen.rows != right) & seen.wanted[:, None, None]
-    if not differs.any():
-        return []
-    return [
-        *_layers(differs, layers),
-        *_orders(differs, search.plan),
-        *_positions(differs, search),
-        *_numbers(differs, search),
-        *_ids(differs, search, layers),
-    ]
+    """What is common to the row numbers that differ, sequence by sequence."""
+    made = []
+    for part in search.parts:
+        differs = (part.seen.rows != part.right) & part.seen.wanted[:, None, None]
+        if differs.any():
+            found = [
+                *_layers(differs, layers),
+                *_orders(differs, search.plan),
+                *_positions(differs, search.plan, part),
+                *_numbers(differs, search.plan, part),
+                *_ids(differs, search.plan, part, layers),
+            ]
+            made += [f"sequence {part.name}: {fact}" if part.name else fact for fact in found]
+    return made
 
 
 def _layers(differs: Differs, layers: Sequence[int]) -> Iterator[str]:
@@ -38,13 +40,12 @@ def _layers(differs: Differs, layers: Sequence[int]) -> Iterator[str]:
 
 def _orders(differs: Differs, plan: HashPlan) -> Iterator[str]:
     by_column = differs.sum(axis=(0, 1)).reshape(plan.size - 1, plan.heads)
-    for what, counts in (("order", by_column.sum(axis=1)), ("head", by_column.sum(axis=0))):
+    for what, first, counts in (("order", 2, by_column.sum(axis=1)), ("head", 0, by_column.sum(axis=0))):
         if len(set(counts.tolist())) > 1:
-            first = 2 if what == "order" else 0
-            yield "; ".join(f"{what} {first + i}: {int(n)} row numbers" for i, n in enumerate(counts))
+            yield "; ".join(f"{what} {first + i}: {n} row numbers" for i, n in enumerate(counts.tolist()) if n)
     columns = np.flatnonzero(by_column.reshape(-1))
     if columns.size < by_column.size:
-        yield f"columns {listed(columns)} differ, the others agree"
+        yield f"only column{'s' if columns.size > 1 else ''} {listed(columns)} of {by_column.size}"
 
 
 def listed(numbers: NDArray[np.int64]) -> str:
@@ -53,28 +54,31 @@ def listed(numbers: NDArray[np.int64]) -> str:
     return shown + (f" and {numbers.size - LISTED} others" if numbers.size > LISTED else "")
 
 
-def _positions(differs: Differs, search: Search) -> Iterator[str]:
-    wrong, first, T = np.flatnonzero(differs.any(axis=(1, 2))), search.case.first, len(differs)
+def _positions(differs: Differs, plan: HashPlan, part: Part) -> Iterator[str]:
+    wrong, first, T = np.flatnonzero(differs.any(axis=(1, 2))), part.case.first, len(differs)
     if wrong.size == T:
         yield "every position differs"
         return
-    run = "all from there on" if wrong.size == T - wrong[0] else f"{wrong.size} of {T}"
-    yield f"positions {first + wrong[0]} to {first + wrong[-1]} differ, {run}"
+    if wrong.size == 1:
+        yield f"only position {first + wrong[0]} of {T}"
+    else:
+        run = "all from there on" if wrong.size == T - wrong[0] else f"{wrong.size} of {T}"
+        yield f"positions {first + wrong[0]} to {first + wrong[-1]}, {run}"
     starts = wrong[np.flatnonzero(np.diff(wrong, prepend=-2) > 1)] + first
     if starts.size > 2 and (step := math.gcd(*np.diff(starts).tolist())) > 1:
         yield f"runs of them begin at positions that leave {starts[0] % step} when divided by {step}"
-    if search.case.mask is not None:
-        dead = ~search.case.mask
+    if part.case.mask is not None:
+        dead = ~part.case.mask
         near = np.zeros(T, np.bool_)
-        for back in range(1, search.plan.size):
+        for back in range(1, plan.size):
             near[back:] |= dead[:-back]
         yield f"{int(dead[wrong].sum())} of them are dead, {int((near & ~dead)[wrong].sum())} look back on a dead one"
 
 
-def _numbers(differs: Differs, search: Search) -> Iterator[str]:
-    found, right, plan = search.seen.rows, search.right, search.plan
+def _numbers(differs: Differs, plan: HashPlan, part: Part) -> Iterator[str]:
+    found, right = part.seen.rows, part.right
     total = int(np.count_nonzero(differs))
-    places = list(search.seen.places)
+    places = list(part.seen.places)
     moduli, offsets = plan.moduli[places].astype(np.int64), plan.offsets[places].astype(np.int64)
     step = np.unique((found - right)[differs])
     if step.size == 1:
@@ -89,24 +93,24 @@ def _numbers(differs: Differs, search: Search) -> Iterator[str]:
         yield f"{int(moved.sum())} times a position has a layer's right rows in other columns"
 
 
-def _ids(differs: Differs, search: Search, layers: Sequence[int]) -> Iterator[str]:
+def _ids(differs: Differs, plan: HashPlan, part: Part, layers: Sequence[int]) -> Iterator[str]:
     """The ids behind the first differing position, if the constants are right and only the ids are not."""
     t, place = (int(i) for i in np.argwhere(differs.any(axis=2))[0])
-    plan, layer, columns = search.plan, search.seen.places[place], search.seen.rows[t, place]
-    right = slots(search, t)
+    layer, columns = part.seen.places[place], part.seen.rows[t, place]
+    right = slots(plan, part, t)
     for newest in dict.fromkeys((right[0], invert.newest(columns, plan, layer, right[1]))):
         ids = None if newest is None else invert.window(columns, plan, layer, newest)
         if ids is not None:
-            where = f"position {search.case.first + t} layer {layers[place]}"
+            where = f"position {part.case.first + t} layer {layers[place]}"
             yield f"{where} has the rows of compressed ids {ids[::-1]}, oldest first, for {right[::-1]}"
             return
 
 
-def slots(search: Search, t: int) -> list[int]:
+def slots(plan: HashPlan, part: Part, t: int) -> list[int]:
     """The compressed ids that a position looks back on, newest first."""
-    ids, _, before = sequence(search.plan, search.case)
+    ids, _, before = sequence(plan, part.case)
     window: list[int] = []
-    for at in range(before + t, before + t - search.plan.size, -1):
+    for at in range(before + t, before + t - plan.size, -1):
         blocked = at < 0 or ids[at] < 0 or (window and window[-1] < 0)
         window.append(-1 if blocked else int(ids[at]))
-    return [search.plan.pad if one < 0 else one for one in window]
+    return [plan.pad if one < 0 else one for one in window]
