@@ -15,6 +15,7 @@ from engramctl.verify.result import Result
 if TYPE_CHECKING:
     from rich.console import Console
 
+FEW = 8  # findings that people see where the mistake behind them has a name
 PIPE_WIDTH = 120  # of tables where standard output is no terminal
 
 
@@ -65,10 +66,11 @@ def check(command: str, title: str, result: Result, json_wanted: bool) -> None:
         console.print("  no known mistake explains it; what is common to the differences:")
     for fact in result.structure:
         console.print(f"    {_plain(fact)}")
-    for f in result.findings:
+    shown = result.findings if result.diagnosis is None else result.findings[:FEW]
+    for f in shown:
         console.print(f"  {_plain(f.where)}: expected {_plain(f.expected)}, found {_plain(f.found)}")
-    if result.total > len(result.findings):
-        console.print(f"  and {result.total - len(result.findings):,} more")
+    if result.total > len(shown):
+        console.print(f"  and {result.total - len(shown):,} more")
     for note in result.notes:
         console.print(f"  note: {_plain(note)}")
 
