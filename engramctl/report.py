@@ -15,6 +15,7 @@ from engramctl.verify.result import Result
 if TYPE_CHECKING:
     from rich.console import Console
 
+FEW = 8  # findings that people see where the mistake behind them has a name
 PIPE_WIDTH = 120  # of tables where standard output is no terminal
 
 
@@ -44,7 +45,8 @@ def check(command: str, title: str, result: Result, json_wanted: bool) -> None:
             "findings": findings,
             "findings_total": result.total,
             "coverage": coverage,
-            "diagnosis": None,
+            "diagnosis": None if result.diagnosis is None else result.diagnosis.facts(),
+            "structure": result.structure,
             "notes": result.notes,
         }
         as_json(command, result.ok, body | result.extra)
@@ -58,12 +60,23 @@ def check(command: str, title: str, result: Result, json_wanted: bool) -> None:
     )
     console = _console()
     console.print(f"{_plain(title)}: {verdict} ({share})")
-    for f in result.findings:
+    for line in [] if result.diagnosis is None else result.diagnosis.lines():
+        console.print(f"  {_plain(line)}")
+    if result.structure:
+        console.print("  no known mistake explains it; what is common to the differences:")
+    for fact in result.structure:
+        console.print(f"    {_plain(fact)}")
+    shown = result.findings if result.diagnosis is None else result.findings[:FEW]
+    for f in shown:
         console.print(f"  {_plain(f.where)}: expected {_plain(f.expected)}, found {_plain(f.found)}")
-    if result.total > len(result.findings):
-        console.print(f"  and {result.total - len(result.findings):,} more")
+    if result.total > len(shown):
+        console.print(f"  and {result.total - len(shown):,} more")
     for note in result.notes:
         console.print(f"  note: {_plain(note)}")
+
+
+def heading(text: str) -> None:
+    _console().print(f"[bold]{_plain(text)}[/bold]")
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> None:

@@ -27,7 +27,7 @@ EXITS = (
     "Exit codes: 0 done, or nothing differs; 1 something differs; "
     "2 could not tell (usage, unreadable or damaged input, too little disk)."
 )
-GROUPS = ("check",)  # commands whose next word belongs to the command's name
+GROUPS = ("check", "probe")  # commands whose next word belongs to the command's name
 
 # The base of all usage errors, whichever click typer carries.
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]

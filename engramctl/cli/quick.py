@@ -33,6 +33,7 @@ HOMES = {  # each command's module under engramctl.cli, in the order in which on
     "run": "run",
     "profiles": "about",
     "check": "check",
+    "probe": "probe",
     "bench": "bench",
 }
 

@@ -11,9 +11,10 @@ from engramctl import config as configs
 from engramctl import params_file
 from engramctl.checkpoint import read_config as checkpoint_config
 from engramctl.container import read_config as container_config
+from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import FoundMap, is_container
-from engramctl.verify import constants
+from engramctl.verify import constants, name_params
 from engramctl.verify.constants import Expectation, Stored
 from engramctl.verify.result import Coverage, Result
 from formats.dialects import DS4
@@ -60,6 +61,15 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
         _derivation(constants.of_params(public), derived, layers, result)
     constants.compare(CHECK, stored, expectations, layers, result)
     result.extra["constants"] = constants.statuses(stored, derived)
+    right = public if public is not None or ids is None else made
+    if not result.ok and right is not None:
+        tokenizer = next(
+            (each / "tokenizer.json" for each in (path, model) if each is not None and each.is_dir()), None
+        )
+        known = map_sources.for_params(right, profile, tokenizer if tokenizer and tokenizer.is_file() else None)
+        result.diagnosis = name_params.diagnose(stored.constants, right, known)
+        if result.diagnosis is None:
+            result.structure = name_params.facts(stored.constants, right)
     return result
 
 

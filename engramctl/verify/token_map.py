@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl.arrays import STDIN, open_data
+from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile
 from engramctl.source import FoundMap, is_container
-from engramctl.verify import params
+from engramctl.verify import name_map, params
 from engramctl.verify.result import Coverage, Result
 from formats.errors import FormatError
 from formats.token_map import MOST_BYTES, decode
@@ -26,10 +27,12 @@ def check(
     profile: Profile,
     sizes: tuple[int, int] | None = None,
     published: bool = True,
+    tokenizer: Path | None = None,
 ) -> Result:
     """Compare `found` with the map a tokenizer gives and, where `published`, with the profile's.
 
-    `sizes` are the token ids and compressed ids that the source itself states, if it does.
+    `sizes` are the token ids and compressed ids that the source itself states, if it does. What differs is held against
+    the known mistakes, with the help of `tokenizer` where their maps are not shipped.
     """
     result = Result(Coverage("token ids", 0, found.ids.size))
     if sizes is not None:
@@ -50,6 +53,11 @@ def check(
             "compressed": profile.sizes.compressed,
             "sha256": profile.digests["token_map_u32"],
         }
+    if not result.ok and (derived is not None or published):
+        truth = profile.token_map() if derived is None else derived.ids
+        result.diagnosis = name_map.diagnose(found.ids, truth, map_sources.for_map(truth, profile, tokenizer))
+        if result.diagnosis is None:
+            result.structure = name_map.facts(found.ids, truth)
     return result
 
 
@@ -68,7 +76,8 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
             raise FormatError(data.where, None, f"a token map of at most {MOST_BYTES} bytes", f"{data.size}")
         raw = data.read(0, data.size, "token map").tobytes()
         count = profile.sizes.vocabulary if derived is None else derived.ids.size
-        return check(FoundMap(decode(raw, data.where, count)[1], data.where), derived, profile, None, published)
+        found = FoundMap(decode(raw, data.where, count)[1], data.where)
+        return check(found, derived, profile, None, published, tokenizer)
     sizes, own = params.sizes_of(path, profile)
     if own is not None and path.is_dir():  # the map that a conversion would use, against the second derivation
         derived, own = derived or own, _built(path / "tokenizer.json")
@@ -76,7 +85,8 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
         raise FormatError(path, None, "a token map" if path.is_file() else "a tokenizer.json", "none")
     stated = None if sizes is None else (sizes.vocabulary, sizes.compressed)
     ours = (profile.sizes.vocabulary, profile.sizes.compressed)
-    return check(own, derived, profile, stated, published and stated in (None, ours))
+    home = path / "tokenizer.json" if path.is_dir() else tokenizer
+    return check(own, derived, profile, stated, published and stated in (None, ours), home)
 
 
 def _built(tokenizer: Path) -> FoundMap:
