@@ -125,6 +125,13 @@ def compare(
                 )
 
 
+def lacking(check: str, wanted: Stored, found: Stored, origin: str, result: Result) -> None:
+    """Constants that are in `found` alone: there is nothing to hold them against, and that is a difference."""
+    for role in found.constants:
+        if role not in wanted.constants:
+            result.add(check, f"key {found.names.get(role, role)}", f"no such key, as in {origin}", "one")
+
+
 def _entries(
     check: str,
     name: str,
