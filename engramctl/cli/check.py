@@ -110,11 +110,15 @@ def hash_(
     from engramctl.row_dumps import Wanted, read_rows
     from engramctl.verify import rows
 
-    found = constants.read(params, profile, token_map).params
+    source = constants.read(params, profile, token_map)
+    found, origin = source.params, source.origin
     checkpoint = params if params is not None and params.is_dir() else None
     given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, checkpoint)
+    given.fits(found.token_map.size)
     dumped = read_rows(dump, Wanted(given.ids.size, found.layers, found.columns, layer), dump_form.value)
-    _report("hash", dump, rows.check(dumped, given.ids, found, given.mask, given.history, skip_dead), json)
+    result = rows.check(dumped, given.ids, found, given.mask, given.history, skip_dead)
+    result.notes.append(f"compared with the constants of {origin}")
+    _report("hash", dump, result, json)
 
 
 @app.command("values", epilog=edge.EXITS)
@@ -202,6 +206,7 @@ def _lookups(
         if given is None:
             looked = values.Looked(inputs.read_rows(rows, rows_file, opened.table(at).rows))
         else:
+            given.fits(opened.params().token_map.size)
             looked = values.Looked(values.rows_of(opened, at, given.ids, given.mask, given.history))
         array = array_files.read(dump).only(stage)
         check = values.check_values if stage == "values" else values.check_kv
