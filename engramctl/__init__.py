@@ -58,6 +58,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (whatever the name stands for)
     if name not in _HOMES:
         raise AttributeError(f"module 'engramctl' has no attribute {name!r}")

@@ -22,6 +22,7 @@ from engramctl.table import Part, Table
 from formats.dialects import DS4, Dialect
 from formats.disk import ReadFile
 from formats.errors import FormatError
+from formats.floats import bf16_finite, from_bf16
 from formats.gguf_file import GGML_TYPES, GgufHeader, ValueType, read_header
 
 FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}  # types a weight may have, and how its bytes are read
@@ -75,7 +76,13 @@ class ContainerSource:
             )
         data = self.file().read(tensor.start, tensor.size or 0, tensor.name)
         array: NDArray[Any] = np.frombuffer(data, FLOATS[name]).reshape(shape)
-        return array if name == "BF16" else exact_bf16(array, tensor.name)
+        bits = array if name == "BF16" else exact_bf16(array, tensor.name)
+        finite = bf16_finite(bits)
+        if not finite.all():
+            row, column = (int(i) for i in np.argwhere(~finite)[0])
+            where, count = f"tensor {tensor.name} row {row} column {column}", int(np.count_nonzero(~finite))
+            raise FormatError(self.path, where, "a finite number", f"{from_bf16(bits[row, column])}, {count} in all")
+        return bits
 
     def token_map(self) -> FoundMap:
         if self.given_map is not None:

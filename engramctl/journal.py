@@ -14,7 +14,7 @@ the disk had nothing yet. A torn last line is no line. The journal is only ever 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -111,7 +111,15 @@ class Said:
         self.leaves: Leaves = {}
 
     def require_plan(self, now: Identity) -> None:
-        identity.require_same(self.path, self.plan, now, CHANGED)
+        identity.require_same(f"{self.path}: the journal's plan", self.plan, now, CHANGED)
+
+    def require_points(self, rows: Sequence[int]) -> None:
+        """The last point lies in the plan's tensors, which have these rows."""
+        tensor, row = self.point
+        if tensor >= len(rows):
+            raise FormatError(self.path, "done", f"a tensor in 0..{len(rows) - 1}", f"{tensor}")
+        if row > rows[tensor]:
+            raise FormatError(self.path, "done", f"at most the {rows[tensor]} rows of tensor {tensor}", f"{row}")
 
     def add(self, line: Mapping[str, Any], where: str) -> None:
         if line.get("finished") is True:
@@ -120,6 +128,8 @@ class Said:
         done = line.get("done")
         if not _is_pair(done):
             raise FormatError(self.path, where, "a point of two integers", f"{done!r:.40}")
+        if (done[0], done[1]) < self.point:
+            raise FormatError(self.path, where, f"a point from {list(self.point)} on", f"{done}")
         self.point = (done[0], done[1])
         try:
             for tensor, block, digests in line.get("leaves", []):

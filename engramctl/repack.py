@@ -76,6 +76,7 @@ def run(made: Plan, output: Path, options: Options) -> Written:
     journal, which `resume` takes up.
     """
     every = whole(made.source.sizes)
+    _refuse_own_source(made, output)
     one = _Run(made, output, options.part or every, options, made.identity())
     if options.digest == "sha256" and not one.part.whole:
         hint = "--merge can tell it; --digest tree works for parts"
@@ -88,6 +89,15 @@ def run(made: Plan, output: Path, options: Options) -> Written:
             workspace.refuse_leftovers(output, one.part, resume=False)
     with workspace.only_one(output, one.part, every, options.break_lock):
         return one.run(every)
+
+
+def _refuse_own_source(made: Plan, output: Path) -> None:
+    """The output is none of the checkpoint's own files, whatever they are called and however they are linked."""
+    folder = made.source.path
+    beside = folder.iterdir() if folder.is_dir() else [folder]
+    for path in {*beside, *(tensor.path for tensor in made.source.tensors.values())}:
+        if output.exists() and path.exists() and output.samefile(path):
+            raise FormatError(output, None, "an output that is no file of the checkpoint", f"its {path.name}")
 
 
 @dataclass
@@ -124,9 +134,11 @@ class _Run:
             except ShortFileError:
                 raise
             except (FormatError, EngramctlError):
+                workspace.require_own(self.output, file)  # else what is there is another run's
                 workspace.remove(self.output, self.part)
                 workspace.remove_if_alone(self.output, every, self.part)
                 raise
+            workspace.require_own(self.output, file)
         if self.part.whole:
             workspace.publish(self.output, self.header, self.options.force)
             workspace.remove(self.output, self.part)
@@ -142,6 +154,7 @@ class _Run:
         with ExitStack() as opened:
             if said is not None and partial.exists():
                 said.require_plan(self.identity)
+                said.require_points([target.shape[1] for target in self.made.targets])
                 workspace.require_mark(self.output, said, self.size, self.header)
                 log = opened.enter_context(closing(Journal.resume(path, said)))
             else:

@@ -187,6 +187,27 @@ def _hyperparameters(parsed: dict[str, Any], source: CheckpointSource) -> list[t
     return keys
 
 
+def notes(source: CheckpointSource) -> list[str]:
+    """What one may not have meant: another token map than the tokenizer's, or layers that a loader will miss."""
+    found = []
+    tokenizer = source.path / "tokenizer.json"
+    if source.given_map is not None and source.path.is_dir() and tokenizer.exists():
+        from engramctl import vocabulary
+
+        try:
+            same = np.array_equal(
+                vocabulary.build(vocabulary.load_tokenizer(tokenizer), tokenizer), source.given_map.ids
+            )
+        except FormatError:
+            same = False
+        if not same:
+            found.append(f"{source.given_map.origin} is not the token map that {tokenizer} gives")
+    if source.sizes.layers != source.whole.layers:
+        some, every = list(source.sizes.layers), list(source.whole.layers)
+        found.append(f"layers {some} of {every}: {DS4.name}'s loader wants all of them in one file")
+    return found
+
+
 def describe(made: Plan) -> dict[str, Any]:
     """The plan in numbers, for `--dry-run` and `--json`."""
     tensors = [

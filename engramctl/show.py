@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engramctl import config as configs
-from engramctl import profiles
+from engramctl import kinds, profiles
 from engramctl.checkpoint import DIALECT, read_config
 from engramctl.container import describe as describe_type
 from engramctl.hash_params import digest
@@ -27,6 +27,11 @@ LISTED = 8  # items of a long array that are shown
 def describe(path: Path, profile_name: str | None = None) -> dict[str, Any]:
     """Everything that headers say; what is no container and no checkpoint raises `FormatError`."""
     profile = profiles.load(profile_name or profiles.DEFAULT)
+    kinds.refuse_other(path, kinds.SOURCES, (kinds.GGUF, kinds.UNFINISHED))
+    if kinds.name(path) == kinds.UNFINISHED:
+        nothing: dict[str, Any] = {"missing": [], "wrong": [], "tensors": [], "constants": {}, "loaders": {}}
+        more = {"token_map": {"origin": None}, **dict.fromkeys(("dialect", "nearest", "config_problem"))}
+        return {"path": str(path), "kind": "file", "unfinished": True, **nothing, **more, **_model(None, profile, None)}
     if path.is_dir() or not is_container(path):
         return _checkpoint(path, profile)
     return _container(path, profile)
@@ -94,6 +99,7 @@ def _container(path: Path, profile: Profile) -> dict[str, Any]:
     return {
         "path": str(path),
         "kind": "container",
+        "unfinished": kinds.unfinished(path) is not None,
         "dialect": dialect.name if not missing and not wrong else None,
         "nearest": dialect.name if known else None,
         "missing": missing if known else [],
@@ -238,6 +244,8 @@ def _scalar(header: GgufHeader, name: str) -> Any:  # noqa: ANN401  (whatever th
 def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people: names and values."""
     pairs = [(found["kind"], found["path"]), ("dialect", found["dialect"] or f"none; nearest is {found['nearest']}")]
+    if found.get("unfinished"):
+        pairs.append(("unfinished", "repack has not finished it; --resume does"))
     pairs += [("missing", name) for name in found["missing"]]
     pairs += [("missing shard", name) for name in found.get("missing_shards", [])]
     pairs += [("wrong", f"{w['where']}: expected {w['expected']}, found {w['found']}") for w in found["wrong"]]
@@ -249,18 +257,20 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if "file_bytes" in found:
         pairs.append(
             (
-                "container",
+                "format",
                 f"GGUF version {found['version']}, alignment {found['alignment']}, {found['file_bytes']:,} bytes",
             )
         )
     if found["sizes"]:
-        pairs.append(("sizes", ", ".join(f"{name} {value}" for name, value in found["sizes"].items())))
+        sizes = (f"{name}{_meaning(name)} {_listed(value)}" for name, value in found["sizes"].items())
+        pairs.append(("sizes", ", ".join(sizes)))
     pairs += [
-        ("differs", f"{name}: {d['here']}, profile {found['profile']} has {d['profile']}")
+        ("differs", f"{name}: {_listed(d['here'])}, profile {found['profile']} has {_listed(d['profile'])}")
         for name, d in found["differs_from_profile"].items()
     ]
     pairs.append(("token map", ", ".join(f"{value}" for value in found["token_map"].values())))
-    pairs += [("constant", f"{name}: {c['type']} {_short(c)}") for name, c in found["constants"].items()]
+    stored = found["constants"].items()
+    pairs += [("constant", f"{name}: {c['type']} {_short(c)}{_meaning(name)}") for name, c in stored]
     pairs += [
         (
             "tensor",
@@ -269,6 +279,16 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         for t in found["tensors"]
     ]
     return pairs
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _meaning(name: str) -> str:
+    if name == "pad_token_id":
+        return " (raw)"
+    return " (compressed: what the token map has for the raw pad)" if name.endswith(".pad_id") else ""
 
 
 def _short(constant: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import profiles
+from engramctl import kinds, profiles
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
@@ -65,7 +65,10 @@ class Source(Protocol):
 
 
 def open_source(
-    path: Path, profile: str | None = None, token_map: FoundMap | None = None, layers: tuple[int, ...] | None = None
+    path: str | Path,
+    profile: str | None = None,
+    token_map: FoundMap | None = None,
+    layers: tuple[int, ...] | None = None,
 ) -> Source:
     """The checkpoint (folder or safetensors file) or container (GGUF) at `path`.
 
@@ -74,6 +77,8 @@ def open_source(
     from engramctl.checkpoint import open_checkpoint
     from engramctl.container import open_container
 
+    path = Path(path)
+    kinds.refuse_other(path, kinds.SOURCES, (kinds.GGUF,))
     if path.is_dir() or not is_container(path):
         return open_checkpoint(path, profile, token_map, layers)
     return open_container(path, profiles.load(profile or profiles.DEFAULT), token_map)

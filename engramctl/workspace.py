@@ -140,7 +140,15 @@ def publish(output: Path, header: bytes, force: bool) -> None:
         file.sync()
         file.write(0, header[:MARK_BYTES])
         file.sync()
+        require_own(output, file)
     disk.publish(partial, output, force)
+
+
+def require_own(output: Path, file: WriteFile) -> None:
+    """The name is still that of the file that was written: another run, after --break-lock, may have begun anew."""
+    partial = partial_of(output)
+    if not (partial.exists() and file.is_same(partial)):
+        raise EngramctlError(str(partial), "the file that this run has written", "another one, or none")
 
 
 def is_published(output: Path, said: Said | None, size: int, header: bytes) -> bool:

@@ -204,6 +204,8 @@ def refuse_existing(path: PathLike, force: bool) -> None:
     """Before any work: nothing is overwritten without being asked, and only a file is ever replaced."""
     try:
         mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode) and Path(path).exists():  # else it leads nowhere: only the link is lost
+            mode = Path(path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
     if stat.S_ISDIR(mode):

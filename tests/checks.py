@@ -112,6 +112,11 @@ def replace_text(old: str, new: str) -> Callable[[bytearray], None]:
     return change
 
 
+def without(key: str) -> Callable[[bytearray], None]:
+    """A key under another name of the same length."""
+    return replace_text(PREFIX + key, PREFIX + key[:-1] + "_")
+
+
 def info_at(data: bytearray, tensor: str) -> int:
     """Where a tensor's description stands, after its name: dimensions, shape, type, offset."""
     raw = tensor.encode()

@@ -377,6 +377,61 @@ def test_a_journal_with_points_that_are_none_is_refused(job: Job, line: str) -> 
     assert job.cli.refused(job.folder, *job.words, "--resume").where.startswith(str(job.journal))
 
 
+@pytest.mark.parametrize("point", ["[99, 0]", "[6, 19]", "[7, 31]", "[0, 0]"])
+def test_a_journal_whose_point_lies_elsewhere_is_refused(job: Job, point: str) -> None:
+    interrupted(job)
+    with job.journal.open("a") as file:
+        file.write(f'{{"done": {point}}}\n')
+    assert job.cli.refused(job.folder, *job.words, "--resume").where.startswith(str(job.journal))
+    job.finished("--force")
+
+
+@pytest.mark.parametrize("size", [0, 63, 64, 5000])
+def test_a_partial_that_was_cut_short_is_refused(job: Job, size: int) -> None:
+    interrupted(job)
+    rewrite(job.partial, lambda data: data.__delitem__(slice(size, None)))
+    refusal = job.cli.refused(job.folder, *job.words, "--resume")
+    assert (refusal.where, refusal.found) == (str(job.partial), str(size))
+
+
+class Meanwhile(Faulty):
+    """Something happens before the nth write."""
+
+    def __init__(self, number: int, what: Callable[[], object]) -> None:
+        super().__init__()
+        self.number, self.what = number, what
+
+    def pwrite(self, fd: int, view: memoryview, offset: int) -> int:
+        self.number -= 1
+        if self.number == 0:
+            self.what()
+        return super().pwrite(fd, view, offset)
+
+
+@pytest.mark.parametrize("number", [4, 10, 20])
+def test_a_source_that_changes_during_the_work_is_never_published(job: Job, number: int) -> None:
+    shard = job.checkpoint / "model.safetensors"
+    outcome = job.run(system=Meanwhile(number, lambda: os.utime(shard, (1, 1))))
+    assert outcome.code == 2
+    assert "time of model.safetensors" in parse(outcome.err).where
+    assert job.left() == []
+
+
+@pytest.mark.parametrize("number", [4, 10, 20])
+@pytest.mark.parametrize("more", [(), ("--force",)])
+def test_the_partial_of_another_run_is_neither_published_nor_removed(
+    job: Job, number: int, more: tuple[str, ...]
+) -> None:
+    def another() -> None:
+        job.partial.unlink()
+        job.partial.write_bytes(b"another run's")
+
+    outcome = job.run(*more, system=Meanwhile(number, another))
+    assert (outcome.code, parse(outcome.err).where) == (2, str(job.partial))
+    assert job.partial.read_bytes() == b"another run's"
+    assert not job.output.exists()
+
+
 def test_a_torn_last_line_is_no_line(job: Job) -> None:
     interrupted(job)
     with job.journal.open("a") as file:

@@ -75,7 +75,8 @@ def hash_(
     from engramctl.row_dumps import Wanted, read_rows
     from engramctl.verify import rows
 
-    found = constants.read(params, profile, token_map).params
+    source = constants.read(params, profile, token_map)
+    found = source.params
     checkpoint = params if params is not None and params.is_dir() else None
     known = map_sources.for_params(found, profiles.load(profile or DEFAULT), home_tokenizer(tokenizer, checkpoint))
     if probe is not None:
@@ -85,8 +86,10 @@ def hash_(
         dumped = read_rows(dump, Wanted(asked.tokens, found.layers, found.columns, layer), dump_form.value)
         verdict("hash", dump, rows.check_probe(dumped, asked, found, skip_dead, known), json)
     given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, checkpoint)
+    given.fits(found.token_map.size)
     dumped = read_rows(dump, Wanted(given.ids.size, found.layers, found.columns, layer), dump_form.value)
     result = rows.check(dumped, given.ids, found, given.mask, given.history, skip_dead, known)
+    result.notes.append(f"compared with the constants of {source.origin}")
     verdict("hash", dump, result, json)
 
 
@@ -180,6 +183,7 @@ def _lookups(
         if given is None:
             looked = values.Looked(inputs.read_rows(rows, rows_file, opened.table(at).rows))
         else:
+            given.fits(opened.params().token_map.size)
             home = home_tokenizer(None, source if source.is_dir() else None)
             known = map_sources.for_params(opened.params(), opened.profile, home)
             looked = values.looked_up(opened, at, given.ids, given.mask, given.history, known)

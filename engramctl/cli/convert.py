@@ -60,10 +60,12 @@ def make_map(
     """
     from engramctl import maps, profiles, report
     from engramctl.cli import edge
-    from engramctl.cli.output import emit, refuse_both
+    from engramctl.cli.output import emit, refuse_both, refuse_existing
     from formats import token_map
 
     refuse_both(json, output)
+    if output == STDIN:
+        refuse_existing(output, force, binary=to is not MapForm.json)
     known = profiles.load(profile)
     found = maps.read(source, known)
     facts = maps.describe(found.ids, known)
@@ -104,8 +106,10 @@ def params(
 
     from engramctl import constants, params_file, profiles
     from engramctl.cli import edge
-    from engramctl.cli.output import emit
+    from engramctl.cli.output import emit, refuse_existing
 
+    if output == STDIN:
+        refuse_existing(output, force, binary=to is ParamsForm.npz)
     known = profiles.load(profile or profiles.DEFAULT)
     found = constants.read(source, profile, token_map)
     statuses, differs = constants.statuses(found, known), constants.differs_from_profile(found, known)

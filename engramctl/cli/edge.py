@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from engramctl.cli import quick
+from engramctl.cli import quick, usage
 from engramctl.errors import EngramctlError
 from formats.errors import FormatError
 
@@ -49,13 +49,11 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     except EngramctlError as error:
         return _refuse(arguments, error.where, error.expected, error.found, error.hint)
     except UsageError as error:
-        return _refuse(
-            arguments, _command(arguments, " "), "a usage that --help shows", _sentence(error.format_message())
-        )
-    except (KeyboardInterrupt, typer.Abort):
-        return _stopped("interrupted", INTERRUPTED)
-    except Terminated:
-        return _stopped("terminated", TERMINATED)
+        return _refuse(arguments, *usage.parts(_command(arguments, " "), error.format_message(), arguments))
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        return _stopped("interrupted", INTERRUPTED, stop)
+    except Terminated as stop:
+        return _stopped("terminated", TERMINATED, stop)
     except BrokenPipeError:
         _forget_stdout()
         return CLOSED_PIPE
@@ -110,8 +108,8 @@ def _refuse(arguments: list[str], where: str, expected: str, found: str, hint: s
     return UNKNOWN
 
 
-def _stopped(word: str, code: int) -> int:
-    say(word)
+def _stopped(word: str, code: int, stop: BaseException) -> int:
+    say("; ".join([word, *map(str, stop.args)]))
     return code
 
 
@@ -131,11 +129,6 @@ def _forget_stdout() -> None:
 def _one_line(text: str) -> str:
     """Printable and on one line, whatever bytes a hostile file put into its names."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split(" ")))
-
-
-def _sentence(message: str) -> str:
-    message = " ".join(message.split()).rstrip(".")
-    return message[:1].lower() + message[1:]
 
 
 def _wants_json(arguments: list[str]) -> bool:

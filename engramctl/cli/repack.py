@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,10 +84,14 @@ def repack(
     with open_checkpoint(checkpoint, profile, maps.given(token_map), wanted) as source:
         made = repack_plan.plan(source, kv_type.value, source_url, source_revision)
         some = _slice(source.sizes, layer, rows, part, merge)
+        notes = repack_plan.notes(source)
+        if not quiet:
+            for note in notes:
+                edge.say(f"note: {note}")
         if dry_run or output is None:
             facts = repack_plan.describe(made)
             if json:
-                report.as_json("repack", True, {"dry_run": True, **facts})
+                report.as_json("repack", True, {"dry_run": True, **facts, "notes": notes})
             else:
                 report.table(*repack_plan.as_table(facts))
             return
@@ -96,12 +102,14 @@ def repack(
             kind = None if digest is None else digest.value
             options = convert.Options(some, resume, force, kind, break_lock, threads, advance, say)
             write = together.merge if merge else convert.run
-            written = write(made, output, options)
+            with _kept(output):
+                written = write(made, output, options)
     slice_rows = {table[0]: table[1:] for table in (some or whole).tables(made.source.sizes)}
     if json:
         body = {"dry_run": False, "output": str(output), **repack_plan.describe(made)}
         body |= {"digest": kind, "digests": {str(key): value for key, value in written.digests.items()}}
         body |= {"slice": {str(key): value for key, value in slice_rows.items()}, "finished": some is None}
+        body["notes"] = notes
         report.as_json("repack", True, body)
         return
     for number, value in written.digests.items():
@@ -110,6 +118,21 @@ def repack(
     if not quiet:
         what = f"layers {list(source.sizes.layers)}" if some is None else some.words(source.sizes)
         edge.say(f"{output}: {made.layout.file_size:,} bytes, {what}, token map of {source.token_map().origin}")
+
+
+@contextmanager
+def _kept(output: Path) -> Iterator[None]:
+    """An interruption says what it leaves and how to go on."""
+    from engramctl import workspace
+    from engramctl.cli import edge
+
+    try:
+        yield
+    except (KeyboardInterrupt, edge.Terminated) as stop:
+        partial = workspace.partial_of(output)
+        if partial.exists():
+            stop.args = (f"{partial} is kept, and --resume goes on",)
+        raise
 
 
 def _slice(sizes: Sizes, layer: int | None, rows: str | None, part: str | None, merge: bool) -> Slice | None:

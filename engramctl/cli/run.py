@@ -110,8 +110,8 @@ def run(
     from engramctl.errors import EngramctlError
     from engramctl.source import open_source, the_layer
 
-    refuse_existing(output, force)
     refuse_both(json, output)
+    refuse_existing(output, force, binary=True)
     if shard is not None and stop_at not in (StopAt.rows, StopAt.values):
         what = "--stop-at values: parts of values add up, their projections do not"
         raise EngramctlError("--shard", what, "none" if stop_at is None else f"--stop-at {stop_at.value}")
@@ -127,6 +127,8 @@ def run(
     )
     with open_source(source, profile, maps.given(token_map)) as opened:
         at = the_layer(opened, layer)
+        if text is not None:
+            given.fits(opened.params().token_map.size)
         states = None
         if stop_at in (None, StopAt.gate):
             if hidden is None:

@@ -87,7 +87,7 @@ def hash_(
     from engramctl.cli.output import emit, refuse_existing
     from engramctl.errors import EngramctlError
 
-    refuse_existing(output, force)
+    refuse_existing(output, force, binary=check is None and to in (RowsForm.npy, RowsForm.u32))
     if threads is not None:
         pool.use(threads)
     found = constants.read(params, profile, token_map).params
@@ -107,6 +107,7 @@ def hash_(
     ids_file = files[0] if files else ids_file
     checkpoint = params if params is not None and params.is_dir() else None
     given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, checkpoint)
+    given.fits(found.token_map.size)
     rows = rows_out.chunks(given.ids, found, given.mask, given.history)
     if to is RowsForm.sha256:
         emit(output, [sums.line(rows_out.sha256(rows), ids_file or STDIN)], force)
@@ -144,7 +145,7 @@ def lookup(
     from engramctl.source import open_source, the_layer
     from formats import row264
 
-    refuse_existing(output, force)
+    refuse_existing(output, force, binary=True)
     if threads is not None:
         pool.use(threads)
     with open_source(source, profile) as opened:

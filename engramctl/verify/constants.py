@@ -34,6 +34,7 @@ class Stored:
     constants: dict[str, list[int]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     problems: list[tuple[str, str, str]] = field(default_factory=list)
+    of_map: dict[str, str] = field(default_factory=dict)  # what a file says about the map: vocabulary, token_map_sha256
 
 
 def of_container(header: GgufHeader, dialect: Dialect) -> Stored:
@@ -69,6 +70,9 @@ def of_file(found: Mapping[str, Any]) -> Stored:
         value = found.get(role)
         if value is not None:
             stored.constants[role] = np.asarray(value).reshape(-1).tolist()
+    for role in ("vocabulary", "token_map_sha256"):
+        if found.get(role) is not None:
+            stored.of_map[role] = str(found[role])
     return stored
 
 
@@ -123,6 +127,13 @@ def compare(
                 _entries(
                     check, stored.names.get(role, role), role, stored.constants[role], value, origin, layers, result
                 )
+
+
+def lacking(check: str, wanted: Stored, found: Stored, origin: str, result: Result) -> None:
+    """Constants that are in `found` alone: there is nothing to hold them against, and that is a difference."""
+    for role in found.constants:
+        if role not in wanted.constants:
+            result.add(check, f"key {found.names.get(role, role)}", f"no such key, as in {origin}", "one")
 
 
 def _entries(

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
+from engramctl import kinds
 from engramctl.container import read_config
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile, Sizes
+from engramctl.source import is_container
 from engramctl.table import Part, Table
 from engramctl.verify import constants, published
 from engramctl.verify.loader_facts import Facts
@@ -35,18 +37,23 @@ def check(path: Path, profile: Profile, loader: str = DS4.name, release: bool = 
     """Every rule of the loader; with the release's constants and sizes, or `release`, the published rows as well."""
     if loader not in LOADERS:
         raise EngramctlError("--loader", f"one of {', '.join(LOADERS)}, which this version knows", loader)
-    header = read_header(path, strict=False)
+    kinds.refuse_other(path, kinds.GGUF, (kinds.GGUF, kinds.UNFINISHED))
     result = Result(Coverage("rules", 0, len(LOADERS[loader])))
+    if (why := kinds.unfinished(path)) is not None:
+        result.add("unfinished", str(path), "a finished output", f"{why}: repack --resume finishes it")
+        if not is_container(path):
+            return result
+    header = read_header(path, strict=False)
     config, sizes = _config(header, profile, result)
     facts = _facts(header, profile, config, sizes)
-    ran = []
+    ran, before = [], result.total
     for rule in LOADERS[loader]:
         broken = list(rule.broken(facts))
         for where, expected, found in broken:
             result.add(f"{loader}.{rule.id}", where, expected, found)
         ran.append({"id": rule.id, "demands": rule.demands, "source": rule.source, "ok": not broken})
     result.coverage.checked = len(ran)
-    accepts = result.ok
+    accepts = result.total == before
     _notes(facts, result)
     why_not = _not_release(facts, profile, config)
     if release or not why_not:

@@ -126,7 +126,7 @@ def explain(inputs: Inputs, found: name_gate.Dumped, plan: GatePlan, wrong: NDAr
 
 def _gates(gates: NDArray[np.float32], allowed: bounds.GateRange, start: int, result: Result) -> NDArray[np.bool_]:
     """[T] where a gate is outside of its range."""
-    wrong = allowed.off(gates) > 0
+    wrong: NDArray[np.bool_] = ~(allowed.off(gates) <= 0)
     named = np.argwhere(wrong)[: max(0, MOST_FINDINGS - len(result.findings))]
     for t, s in named.tolist():
         low, high = allowed.low[t, s], allowed.high[t, s]
@@ -153,7 +153,7 @@ def _outputs(
     bound[dead] = 0.0  # a dead position keeps its hidden state; +0 and -0 are the same value
     have = from_bf16(out).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        wrong = ~finite | (np.abs(have - exact) > bound)
+        wrong = ~(finite & (np.abs(have - exact) <= bound))
     named = np.argwhere(wrong)[: max(0, MOST_FINDINGS - len(result.findings))]
     for t, s, d in named.tolist():
         kept = "its hidden state kept, as the position is dead: " if dead[t] else ""

@@ -245,7 +245,12 @@ def _band(expected: Weight, found: Weight, first: int, rows: int, result: Result
         return
     zeros = np.zeros((rows, expected.shape[1]))
     want, have = zeros if want is None else want, zeros if have is None else have
-    differs = (want != have) | (np.signbit(want) != np.signbit(have))
+    odd = np.isnan(want) & np.isnan(have)  # neither is a number: nothing to compare
+    if odd.any():
+        result.notes.append(
+            f"tensor {found.name} rows {first} to {first + rows}: {np.count_nonzero(odd)} NaNs, in both"
+        )
+    differs = ~odd & ((want != have) | (np.signbit(want) != np.signbit(have)))
     count = int(np.count_nonzero(differs))
     if not count:
         return
@@ -266,10 +271,14 @@ def _constants(want: Side, have: Side, layer: int | None, result: Result) -> Non
     layers = tuple(sorted(have.tables)) if have.sizes is None else constants.container_layers(stored, have.sizes)
     layers = tuple(each for each in layers if each in want.tables) or tuple(sorted(want.tables))
     constants.compare("constants", stored, want.expected(layers), layers, result)
-    for role, expected in want.texts.items():
-        found = have.texts.get(role)
-        if found != expected:
-            text = f"the {role} of {want.path}" if role == "config" else expected
-            result.add(
-                "constants", role, text, "none" if found is None else "another" if role == "config" else found[:60]
-            )
+    if want.stored is not None:
+        constants.lacking("constants", want.stored, stored, str(want.path), result)
+    for role in want.texts if want.stored is None else dict.fromkeys([*want.texts, *have.texts]):
+        expected, found = want.texts.get(role), have.texts.get(role)
+        if expected != found:
+            result.add("constants", role, _text(role, expected, want), _text(role, found, have))
+
+
+def _text(role: str, text: str | None, side: Side) -> str:
+    """A text in a finding: a config is too long to be shown."""
+    return f"none in {side.path}" if text is None else f"that of {side.path}" if role == "config" else text[:60]

@@ -48,8 +48,10 @@ def check(
     """
     text = np.ones(tokens.size, np.bool_) if mask is None else mask
     wanted = text if skip_dead else np.ones(tokens.size, np.bool_)
+    if not wanted.any():
+        raise EngramctlError("--skip-dead", "a position that is not dead", f"{tokens.size} dead ones")
     result = _compared(found, tokens, params, mask, history, wanted)
-    if not result.ok:
+    if result.total > len(found.absent):  # rows that differ, not only a layer that was not dumped
         search = name_rows.search_of(found, tokens, params, mask, history, wanted, maps)
         explain(search, found.layers, result)
     return result
@@ -65,19 +67,25 @@ def _compared(
     name: str = "",
 ) -> Result:
     """Each row number at the positions that count; `name` goes before a position where there are several sequences."""
+    text = np.ones(tokens.size, np.bool_) if mask is None else mask
     each = len(found.layers) * params.columns
-    result = Result(Coverage("row numbers", int(wanted.sum()) * each, tokens.size * each))
+    every = tokens.size * (each + len(found.absent) * params.columns)
+    result = Result(Coverage("row numbers", int(wanted.sum()) * each, every))
+    for layer in found.absent:
+        result.add(CHECK, f"{name}layer {layer}", f"rows of {tokens.size} positions (or --layer)", "none")
     if not wanted.all():
         result.notes.append(f"{tokens.size - int(wanted.sum())} dead positions were left out")
-    if not name and len(found.layers) < len(params.layers):
+    if not name and len(found.layers) + len(found.absent) < len(params.layers):
         result.notes.append(f"layers {list(found.layers)} of {list(params.layers)} were dumped")
     whole = _reference_rows if tokens.size <= REFERENCE_TOKENS else _screened(tokens, params, mask, history, result)
+    alive = result.total
     places = [params.layers.index(layer) for layer in found.layers]
     for start in range(0, tokens.size, CHUNK):
         stop = min(start + CHUNK, tokens.size)
         expected = _part(whole, tokens, params, mask, history, start, stop)[:, places]
         different = (expected != found.rows[start:stop]) & wanted[start:stop, None, None]
         count = int(np.count_nonzero(different))
+        alive += int(np.count_nonzero(different[text[start:stop]]))
         named = np.argwhere(different)[: max(0, MOST_FINDINGS - len(result.findings))]
         for at, place, column in named.tolist():
             position, layer = start + at, found.layers[place]
@@ -85,6 +93,8 @@ def _compared(
             where = f"{name}position {position} (token {tokens[position]}) layer {layer} column {column}"
             result.add(CHECK, where, f"row {sure}", f"row {found.rows[position, place, column]}")
         result.total += count - len(named)
+    if result.total and not alive:
+        result.notes.append("all differences are at dead positions: --skip-dead ignores them")
     return result
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
+from engramctl import kinds
 from engramctl.checkpoint import CheckpointSource, open_checkpoint
 from engramctl.container import read_config
 from engramctl.errors import EngramctlError
@@ -64,6 +65,7 @@ def open_side(
     stack: ExitStack, path: Path, profile: Profile, profile_name: str | None = None, token_map: FoundMap | None = None
 ) -> Side:
     """The checkpoint or ds4 container at `path`; `stack` closes it."""
+    kinds.refuse_other(path, kinds.SOURCES, (kinds.GGUF,))
     if not path.is_dir() and is_container(path):
         return of_container(stack, path, profile)
     return of_checkpoint(stack.enter_context(open_checkpoint(path, profile_name, token_map)))

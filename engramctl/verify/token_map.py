@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from engramctl import kinds
 from engramctl.arrays import STDIN, open_data
+from engramctl.errors import EngramctlError
 from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile
 from engramctl.source import FoundMap, is_container
@@ -75,9 +77,13 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
         if data.size > MOST_BYTES:
             raise FormatError(data.where, None, f"a token map of at most {MOST_BYTES} bytes", f"{data.size}")
         raw = data.read(0, data.size, "token map").tobytes()
+        if kinds.is_tokenizer(raw[: kinds.HEAD]):
+            hint = f"engramctl map {data.where} -o MAP makes its map; check map MAP --tokenizer {data.where}"
+            raise EngramctlError(data.where, "a token map, a container or a checkpoint", "a tokenizer", hint)
         count = profile.sizes.vocabulary if derived is None else derived.ids.size
         found = FoundMap(decode(raw, data.where, count)[1], data.where)
-        return check(found, derived, profile, None, published, tokenizer)
+        result = check(found, derived, profile, None, published, tokenizer)
+        return _told(result, data.where, derived is not None or published)
     sizes, own = params.sizes_of(path, profile)
     if own is not None and path.is_dir():  # the map that a conversion would use, against the second derivation
         derived, own = derived or own, _built(path / "tokenizer.json")
@@ -86,7 +92,17 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
     stated = None if sizes is None else (sizes.vocabulary, sizes.compressed)
     ours = (profile.sizes.vocabulary, profile.sizes.compressed)
     home = path / "tokenizer.json" if path.is_dir() else tokenizer
-    return check(own, derived, profile, stated, published and stated in (None, ours), home)
+    published = published and stated in (None, ours)
+    result = check(own, derived, profile, stated, published, home)
+    return _told(result, str(path), derived is not None or published)
+
+
+def _told(result: Result, where: str, compared: bool) -> Result:
+    """The result, if entries were compared with anything or something is wrong all the same."""
+    if result.ok and not compared:
+        expected = "a tokenizer, or the profile's published map, to compare with"
+        raise EngramctlError(where, expected, "neither for this model", "give --tokenizer FILE")
+    return result
 
 
 def _built(tokenizer: Path) -> FoundMap:

@@ -132,7 +132,7 @@ def check_kv(dump: Array, source: Source, layer: int, looked: Looked) -> Result:
             have = have.astype(np.float64)
             bound = bounds.kv_bound(exact, np.where(np.isfinite(have), have, exact), magnitude, sizes.inputs)
             off = np.where(np.isfinite(have), np.abs(have - exact), np.inf)
-            wrong = somewhere[some] = off > bound
+            wrong = somewhere[some] = ~(off <= bound)  # not within, a bound that is no number included
             worst = max(worst, float((off / bound).max(initial=0.0)))
         named = np.argwhere(wrong)[: max(0, MOST_FINDINGS - len(result.findings))]
         for t, output in named.tolist():
