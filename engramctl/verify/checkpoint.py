@@ -18,6 +18,7 @@ from engramctl.verify import constants, numbers, published, token_map
 from engramctl.verify.numbers import Progress
 from engramctl.verify.params import tokenizer_map
 from engramctl.verify.result import Coverage, Result
+from engramctl.verify.sides import Weight, quantised
 from formats import disk, safetensors_raw
 from formats.disk import ReadFile
 from formats.errors import FormatError, shown
@@ -76,6 +77,10 @@ def check(
             numbers.rows(table, layer, profile, sizes, None if all_rows else (sample, seed), result, progress)
         for (layer, role), tensor in tensors.items():
             numbers.tensor(state.file(tensor.path), tensor, layer, role, result)
+            scales = tensors.get((layer, "projection_scale"))
+            if role == "projection" and scales is not None:
+                band = quantised(lambda each: state.file(each.path), tensor, scales)
+                numbers.projection(Weight(tensor.name, (tensor.shape[0], tensor.shape[1]), band), layer, result)
         if sizes is None:
             result.notes.append("without sizes, shapes and rows were not checked")
         else:
