@@ -377,3 +377,17 @@ def test_wide_numbers_are_refused_not_cut(cli: Cli, container: Path, tmp_path: P
     path.write_bytes(layout.header + container.read_bytes()[header.data_start :])
     refusal = cli.refused(tmp_path, "lookup", path, "--layer", 1, "--rows", 0)
     assert (refusal.expected, refusal.found) == ("numbers below 4294967296", f"{ids[3]}")
+
+
+def test_a_map_of_a_million_wrong_entries_is_counted_not_listed(cli: Cli, container: Path, tmp_path: Path) -> None:
+    def change(data: bytearray) -> None:
+        at = array_at(data, "token_map")
+        data[at : at + 4 * 384] = b"\xff" * (4 * 384)
+
+    report = cli("check", "file", changed(container, tmp_path, change), "--json").json
+    where = "key deepseek41.engram.token_map"
+    more = [each for each in report["findings"] if each["where"] == where]
+    named = [each for each in report["findings"] if each["where"].startswith(f"{where}, token id")]
+    assert len(named) <= 100
+    assert report["findings_total"] < 120
+    assert len(more) + len(named) >= 100
