@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import ROWS, Mini, read_shard, rewrite, shard
+from checkpoints import ROWS, Mini, read_shard, rewrite, shard, token_map_of
 from checks import differs, found, only, passes, wheres
 from cli_helpers import Cli, Copy
 
@@ -43,10 +43,15 @@ def test_one_file_alone_needs_a_profile(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_an_index_is_read_as_it_lies(cli: Cli, tmp_path: Path) -> None:
-    passes(cli, "source", Mini().write(tmp_path / "ckpt"))
+    passes(cli, "source", *mapped(Mini().write(tmp_path / "ckpt")))
 
 
 Break = Callable[[Mini], object]
+
+
+def mapped(folder: Path) -> tuple[object, ...]:
+    """A checkpoint without a tokenizer, with the map to use."""
+    return folder, "--token-map", token_map_of(folder)
 
 
 def text(key: str, value: object) -> Break:
@@ -96,7 +101,7 @@ def test_one_contradiction_is_named(
     change(mini)
     folder = mini.write(tmp_path / "ckpt")
     for more in ((), ("--all-rows",)):
-        report = differs(cli, "source", folder, *more)
+        report = differs(cli, "source", *mapped(folder), *more)
         where, want, got = found(report)[0]
         assert where.endswith(expected[0]), name
         assert want == expected[1]
@@ -108,7 +113,7 @@ def test_a_value_beyond_what_a_float_holds_is_named(cli: Cli, tmp_path: Path) ->
     mini = Mini()
     mini.edit(EMBED, 256 * 5, 0x7E)
     mini.edit("layers.1.engram.embed.scale", 8 * 5, 254)
-    report = differs(cli, "source", mini.write(tmp_path / "ckpt"), "--all-rows")
+    report = differs(cli, "source", *mapped(mini.write(tmp_path / "ckpt")), "--all-rows")
     assert all(where.startswith("layer 1 row 5 byte ") for where in wheres(report))
 
 
@@ -292,7 +297,7 @@ def test_tensors_twice_in_a_folder_without_an_index(cli: Cli, tmp_path: Path) ->
     folder = Mini().write(tmp_path / "ckpt")
     tensors = read_shard(folder / "model.safetensors")
     shard(folder / "more.safetensors", {EMBED: tensors[EMBED]})
-    _, expected, got = only(differs(cli, "source", folder))
+    _, expected, got = only(differs(cli, "source", *mapped(folder)))
     assert (expected, got) == ('it in "model.safetensors" alone', "it here as well")
 
 
