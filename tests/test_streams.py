@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import ROOT, Cli, process
+from cli_helpers import ROOT, Cli, process, python
 
 from engramctl import arrays
 
@@ -68,3 +68,21 @@ def test_a_name_between_colons_stays_as_it_is(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / ":smile:").write_text("5")
     (tmp_path / "sums").write_text(f"{'00' * 32}  {tmp_path}/:smile:\n")
     assert b":smile:: expected " in cli("hash", "--check", tmp_path / "sums").out
+
+
+DURING_IMPORT = """
+import os, sys
+class Struck:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), int(sys.argv[1]))
+sys.meta_path.insert(0, Struck())
+from engramctl.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "word", "code"), [(2, "interrupted", 130), (15, "terminated", 143)])
+def test_a_signal_while_the_program_starts_is_one_line_too(number: int, word: str, code: int) -> None:
+    done = python(DURING_IMPORT, number)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (code, b"", f"engramctl: {word}\n")
