@@ -153,6 +153,8 @@ def read_roles(header: GgufHeader, dialect: Dialect) -> dict[str, Any]:
             good = isinstance(found, int) and value.type != ValueType.BOOL and found >= 0
         if not good:
             raise FormatError(header.path, f"key {key.name}", key.type, describe(value.type, value.item))
+        if key.type == "u32[]" and int(found.max()) >= 2**32:
+            raise FormatError(header.path, f"key {key.name}", "numbers below 4294967296", f"{found.max()}")
         roles[role] = found
     if roles["encoding"] != dialect.encoding:
         raise FormatError(

@@ -22,6 +22,7 @@ from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.table import Table
+from formats import row264
 from formats.disk import ReadFile
 from formats.errors import FormatError
 
@@ -80,7 +81,11 @@ def open_source(
     path = Path(path)
     kinds.refuse_other(path, kinds.SOURCES, (kinds.GGUF,))
     if path.is_dir() or not is_container(path):
-        return open_checkpoint(path, profile, token_map, layers)
+        opened = open_checkpoint(path, profile, token_map, layers)
+        if opened.sizes.width != row264.WIDTH:
+            opened.close()
+            raise EngramctlError(str(path), f"rows of {row264.WIDTH} values", f"{opened.sizes.width}")
+        return opened
     return open_container(path, profiles.load(profile or profiles.DEFAULT), token_map)
 
 

@@ -105,17 +105,18 @@ def source_(
     seed: Seed = 0,
     all_rows: Annotated[bool, typer.Option("--all-rows", help="Look at every row.")] = False,
     release: Release = False,
+    token_map: TokenMap = None,
     profile: MaybeProfile = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Hold a checkpoint's shards, index, config and tensors against each other, the profile and published digests."""
-    from engramctl import profiles, report
+    from engramctl import maps, profiles, report
     from engramctl.verify import checkpoint as check
 
-    known = profiles.load(profile or DEFAULT)
+    known, given = profiles.load(profile or DEFAULT), maps.given(token_map)
     with report.progress(
         check.bytes_to_read(checkpoint) if all_rows else 0, checkpoint.name, quiet or json or not all_rows
     ) as advance:
-        result = check.check(checkpoint, known, profile is not None, sample, seed, all_rows, release, advance)
+        result = check.check(checkpoint, known, profile is not None, sample, seed, all_rows, release, advance, given)
     verdict("source", checkpoint, result, json)

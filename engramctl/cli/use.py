@@ -92,6 +92,8 @@ def hash_(
         pool.use(threads)
     found = constants.read(params, profile, token_map).params
     if check is not None:
+        if files or any(x is not None for x in (ids, ids_file, text, mask, mask_file, history)):
+            raise EngramctlError("--check", "no other input: the file it names lists the inputs", "another one")
         raise typer.Exit(sums.check(check, lambda file: sums.digest(file, ids_format, found), json, quiet))
     if json:
         raise EngramctlError("--json", "--check beside it", "rows, which are data: --to jsonl")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import hash_params
+from engramctl.config import MOST
 from engramctl.container import describe
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
@@ -58,6 +59,8 @@ def of_container(header: GgufHeader, dialect: Dialect) -> Stored:
 
 def _integers(value: object, is_array: bool) -> list[int] | None:
     if isinstance(value, np.ndarray):
+        if value.size > MOST["vocabulary"]:  # no model's, and too much to look at one by one
+            return None
         listed: list[int] = value.tolist()
         return listed if is_array and np.issubdtype(value.dtype, np.integer) else None
     return [value] if type(value) is int and not is_array else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +130,7 @@ def sizes_of(path: Path, profile: Profile) -> tuple[Sizes | None, FoundMap | Non
 
 def tokenizer_map(path: Path) -> FoundMap | None:
     """The map that a tokenizer.json gives, derived a second way, if the file is there."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     from engramctl.verify import second_map
 
