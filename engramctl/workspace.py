@@ -143,9 +143,10 @@ def publish(output: Path, header: bytes, force: bool) -> None:
     disk.publish(partial, output, force)
 
 
-def is_published(output: Path, said: Said | None, size: int, header: bytes) -> bool:
-    """Was this run stopped after the output got its name, and before its journal went?"""
-    if said is None or not said.finished or not output.is_file():
+def is_published(output: Path, size: int, header: bytes) -> bool:
+    """Was a run stopped after the output got its name, and before what is beside it went?"""
+    partial = partial_of(output)
+    if not output.is_file() or (partial.exists() and not partial.samefile(output)):
         return False
     with ReadFile.open(output) as file:
         return file.size == size and file.read(0, len(header), "header") == header
