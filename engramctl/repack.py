@@ -13,14 +13,14 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engramctl import digests, journal, locks, packer, workspace
+from engramctl import digests, journal, locks, packer, threads, workspace
 from engramctl import identity as identities
 from engramctl.digests import FileOrder
 from engramctl.durable import Durable
 from engramctl.errors import EngramctlError
 from engramctl.identity import Identity
 from engramctl.journal import Journal, Leaves
-from engramctl.ordered import in_order, processors
+from engramctl.ordered import in_order
 from engramctl.repack_jobs import Job, jobs, places, remaining_bytes, reserve
 from engramctl.repack_plan import Plan
 from engramctl.row_writer import RowWriter
@@ -112,14 +112,18 @@ class _Run:
     leaves: Leaves = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.threads = self.options.threads or min(processors(), MOST_THREADS)
+        self.threads = self.options.threads or min(threads.count(), MOST_THREADS)
         self.header, self.size = self.made.layout.header, self.made.layout.file_size
 
     def run(self, every: Slice) -> Written:
         path = workspace.journal_of(self.output, self.part)
         said = journal.read(path) if self.options.resume else None
-        if self.part.whole and workspace.is_published(self.output, said, self.size, self.header):
-            assert said is not None
+        if (
+            said is not None
+            and said.finished
+            and self.part.whole
+            and workspace.is_published(self.output, self.size, self.header)
+        ):
             said.require_plan(self.identity)
             found = self._digests(said.leaves, self.output)
             workspace.remove(self.output, self.part)

@@ -212,7 +212,7 @@ def test_faults_anywhere_and_again_in_the_resumed_run(job: Job, kind: str) -> No
 
 def _tidy_or_resume(job: Job, *more: str) -> None:
     """It is complete: a resume says so, or cleans up what a run that died after the name was given left beside it."""
-    outcome = job.cli(*job.words, "--resume", *more)
+    outcome = job.cli(*job.words, *more) if "--merge" in more else job.cli(*job.words, "--resume", *more)
     assert job.output.read_bytes() == job.expected
     if outcome.code == 0:
         assert outcome.out == job.printed
@@ -238,7 +238,9 @@ def test_parts_struck_anywhere_are_resumed_and_merged(job: Job) -> None:
             assert not job.output.exists()
             job.cli.ok(*job.words, *more, "--resume")
         job.strike(777 + seed, "--merge", "--digest", "tree")
-        if not job.output.exists():
+        if job.output.exists():
+            _tidy_or_resume(job, "--merge", "--digest", "tree")
+        else:
             job.finish("--merge", "--digest", "tree")
         job.clear()
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import rowsets, telling
+from engramctl import rowsets, telling, threads
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import MOST_COLUMNS
-from engramctl.ordered import processors
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
 from engramctl.table import Table
@@ -125,7 +124,7 @@ def _some(
             last = max(last for _, last in asked.rows) - 1
             raise EngramctlError("--rows", f"rows in 0..{expected.rows - 1} of layer {layer}", f"{last}")
         for rows in rowsets.joined(asked.rows, count):
-            for done in compare(expected, found, rows, False, asked.threads or processors()):
+            for done in compare(expected, found, rows, False, asked.threads or threads.count()):
                 _take(layer, done, progress, result)
         return
     picked = seeded_rows(profile, want.sizes, layer, count, asked.sample or 0, asked.seed)
@@ -149,7 +148,7 @@ def _all(
     progress(first * row264.ROW_BYTES)
     leaves, unsaved = state.leaves.setdefault(layer, {}), 0
     try:
-        for done in compare(expected, found, (first, count), asked.digest == "tree", asked.threads or processors()):
+        for done in compare(expected, found, (first, count), asked.digest == "tree", asked.threads or threads.count()):
             _take(layer, done, progress, result)
             leaves.update(zip(tree_digest.blocks(done.span.first, done.span.last), done.leaves, strict=False))
             state.row = done.span.last
