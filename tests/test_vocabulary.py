@@ -345,9 +345,7 @@ def test_a_tokenizer_that_panics_over_a_text_is_one_line(capfd: pytest.CaptureFi
         def encode(self, text: str, add_special_tokens: bool) -> None:
             raise PanicException("index out of bounds\nnote: run with a backtrace")
 
-    with pytest.raises(
-        FormatError, match=r"^--text: expected text .*, found index out of bounds$"
-    ):
+    with pytest.raises(FormatError, match=r"^--text: expected text .*, found index out of bounds$"):
         vocabulary.encode(cast("Tokenizer", Panics()), "x")
 
 
