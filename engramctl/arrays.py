@@ -115,7 +115,7 @@ def _kinds(dtypes: tuple[str, ...]) -> str:
     """Dtypes in words: eight kinds of integers are one word."""
     whole = [name for name in dtypes if name.strip("u").startswith("int")]
     others = [name for name in dtypes if name not in whole]
-    return " or ".join([*others, "integers"] if len(whole) > 4 else dtypes)
+    return " or ".join([*others, *(["integers"] if len(whole) > 4 else whole)])
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
