@@ -104,9 +104,11 @@ class ContainerSource:
         self.close()
 
 
-def open_container(path: Path, profile: Profile, token_map: FoundMap | None = None) -> ContainerSource:
+def open_container(
+    path: Path, profile: Profile, token_map: FoundMap | None = None, header: GgufHeader | None = None
+) -> ContainerSource:
     """Open a ds4 container for use; keys that are absent, odd, or contradict each other raise `FormatError`."""
-    header = read_header(path)
+    header = read_header(path) if header is None else header
     roles = read_roles(header, DS4)
     layers, rows = _ids(roles, "layers", header), _ids(roles, "rows", header)
     for layer, number in zip(layers, rows, strict=True):

@@ -23,10 +23,22 @@ OPTIONAL_NUMBERS = {"smallest": 2, "eos_token_id": 0, "image_token_id": 0}  # wi
 FLOATS = {"eps": True, "ratio": False}  # whether it must be there
 MODULI, MULTIPLIERS = ("unused_primes", "odd_walk", "constant"), ("pcg64", "splitmix64", "vocabulary", "powers")
 TABLES = {"name", "title", "sources", "sizes", "rule", "storage", "module", "derivation", "constants", "tensors"}
-MORE_TABLES = {"config_keys", "digests", "shards", "token_map", "images", "variants", "unpublished"}
+MORE_TABLES = {
+    "config_keys",
+    "digests",
+    "shards",
+    "token_map",
+    "images",
+    "variants",
+    "unpublished",
+    "config",
+    "model_types",
+}
+CONFIGS = ("plain", "ple", "longcat", "peft", "blt")  # ways in which a config.json states the sizes
 
 # What some implementation has: (layout, encoding) of storage; (projection, norm, gate, combine) of module.
 STORAGES = {("joined", "e4m3_e8m0_32"), ("joined", "f32"), ("joined", "bf16"), ("shards", "bf16"), ("columns", "bf16")}
+STORAGES |= {("shards", "e4m3_scalar")}
 MODULES = {
     ("fused", "product", "copysign", "add"),
     ("key_value", "plain", "sign", "add"),
@@ -66,6 +78,11 @@ def check(facts: dict[str, Any], where: str) -> None:
         kind = str if name in ("name", "title") else dict
         if not isinstance(facts.get(name), kind):
             _refuse(where, name, "a text" if kind is str else "a table", _found(facts, name))
+    if facts.get("config", "plain") not in CONFIGS:
+        _refuse(where, "config", f"one of {', '.join(CONFIGS)}", _found(facts, "config"))
+    types = facts.get("model_types", [])
+    if not isinstance(types, list) or not all(map(_is_text, types)):
+        _refuse(where, "model_types", "a list of texts", _found(facts, "model_types"))
     _sizes(facts["sizes"], f"{where} at sizes", told)
     _keys(facts["storage"], STORAGE_KEYS, f"{where} at storage", {"shards"})
     _keys(facts["module"], MODULE_KEYS, f"{where} at module")

@@ -69,13 +69,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class TensorName:
-    """A tensor of the checkpoint: its name with `{layer}` in it, and its published dtype."""
+    """A tensor of the checkpoint: its name with `{layer}` (and for one of several `{i}`) in it, its published dtype."""
 
     name: str
     dtype: str
 
-    def of(self, layer: int) -> str:
-        return self.name.format(layer=layer)
+    def of(self, layer: int, number: int = 0) -> str:
+        return self.name.format(layer=layer, i=number)
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,16 @@ class Profile:
                 ids[int(token)] = stands_for
             return ids
         name = from_map.get("of", self.name)
-        packed = resources.files("engramctl").joinpath(f"data/{name}.token_map.u32le.gz").read_bytes()
-        return np.frombuffer(gzip.decompress(packed), "<u4")[: self.sizes.vocabulary].astype(np.uint32)
+        packed = resources.files("engramctl").joinpath(f"data/{name}.token_map.u32le.gz")
+        if not packed.is_file():
+            shipped = "a token map, its own or the one of a shipped profile"
+            raise EngramctlError(f"profile {self.name}", shipped, "none", "give --token-map FILE")
+        return np.frombuffer(gzip.decompress(packed.read_bytes()), "<u4")[: self.sizes.vocabulary].astype(np.uint32)
 
     def real_rows(self) -> dict[int, list[dict[str, Any]]]:
         """Published digests of rows of the release, by layer."""
-        text = resources.files("engramctl").joinpath(f"data/{self.name}.rows.json").read_text("utf-8")
+        file = resources.files("engramctl").joinpath(f"data/{self.name}.rows.json")
+        text = file.read_text("utf-8") if file.is_file() else '{"rows": {}}'
         return {int(layer): rows for layer, rows in json.loads(text)["rows"].items()}
 
 
@@ -153,7 +157,6 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-@cache
 def load(name: str = DEFAULT) -> Profile:
     """The profile of that name, `NAME:VARIANT` for one of its variants, or of a file that ends in .toml.
 
@@ -161,13 +164,28 @@ def load(name: str = DEFAULT) -> Profile:
     """
     from engramctl import profile_file
 
-    base, _, variant = name.partition(":")
     if name.endswith(profile_file.SUFFIX):
         return build(profile_file.read(Path(name)), name)
+    return _shipped(name)
+
+
+@cache
+def _shipped(name: str) -> Profile:
+    base, _, variant = name.partition(":")
     if base not in names():
         raise EngramctlError("--profile", f"one of {', '.join(names())}, or a file.toml", repr(name))
     facts = tomllib.loads(resources.files("engramctl").joinpath(f"data/{base}.toml").read_text("utf-8"))
     return build(with_variant(facts, variant) if variant else facts, name)
+
+
+def fitting(name: str | None, config: Mapping[str, Any] | None) -> Profile:
+    """The profile that was asked for; else the one that knows the config's model type; else the default."""
+    kind = None if config is None else config.get("model_type")
+    if name is None and isinstance(kind, str):
+        for known in map(load, (DEFAULT, *names())):  # the default first: it is the usual one
+            if kind in known.facts.get("model_types", ()):
+                return known
+    return load(name or DEFAULT)
 
 
 def with_variant(facts: dict[str, Any], variant: str) -> dict[str, Any]:
@@ -202,7 +220,7 @@ def build(facts: dict[str, Any], where: str) -> Profile:
         moduli=_array(constants, "moduli"),
         offsets=_array(constants, "offsets"),
         tensors={role: TensorName(**entry) for role, entry in _fields(facts["tensors"]).items()},
-        config_keys={size: tuple(keys) for size, keys in _fields(facts["config_keys"]).items()},
+        config_keys={size: tuple(keys) for size, keys in _fields(facts.get("config_keys", {})).items()},
         digests=_fields(facts.get("digests", {})),
         sources=facts["sources"],
         facts=facts,

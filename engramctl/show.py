@@ -15,7 +15,7 @@ from engramctl.container import describe as describe_type
 from engramctl.hash_params import digest
 from engramctl.profiles import Profile, Sizes
 from engramctl.shapes import describe as describe_shape
-from engramctl.source import is_container
+from engramctl.source import V41_ROWS, is_container, is_ple
 from formats import safetensors_raw
 from formats.dialects import DIALECTS, Dialect
 from formats.errors import FormatError
@@ -33,8 +33,26 @@ def describe(path: Path, profile_name: str | None = None) -> dict[str, Any]:
         more = {"token_map": {"origin": None}, **dict.fromkeys(("dialect", "nearest", "config_problem"))}
         return {"path": str(path), "kind": "file", "unfinished": True, **nothing, **more, **_model(None, profile, None)}
     if path.is_dir() or not is_container(path):
+        profile = _fitting(path, profile_name)
+        if profile.storage.encoding != V41_ROWS:
+            from engramctl.siblings import show as siblings
+
+            return siblings.describe(path, profile, profile_name is not None)
         return _checkpoint(path, profile)
-    return _container(path, profile)
+    header = read_header(path, strict=False)
+    if is_ple(header):
+        from engramctl.siblings import show as ple
+
+        return ple.describe_container(path, profile_name, header)
+    return _container(path, profile, header)
+
+
+def _fitting(path: Path, profile_name: str | None) -> Profile:
+    """The profile that was asked for or that knows the config; a config that is none is described further on."""
+    try:
+        return profiles.fitting(profile_name, read_config(path)[1])
+    except FormatError:
+        return profiles.load(profile_name or profiles.DEFAULT)
 
 
 def _checkpoint(path: Path, profile: Profile) -> dict[str, Any]:
@@ -87,8 +105,7 @@ def _map_origin(path: Path, sizes: Sizes | None, profile: Profile) -> dict[str, 
     return {"origin": f"profile {profile.name}" if fits else None}
 
 
-def _container(path: Path, profile: Profile) -> dict[str, Any]:
-    header = read_header(path, strict=False)
+def _container(path: Path, profile: Profile, header: GgufHeader) -> dict[str, Any]:
     dialect = max(DIALECTS, key=lambda each: sum(key.name in header.keys for key in each.keys.values()))
     layers = _layers(header, dialect)
     tables = [t for t in header.tensors if t.name.endswith(".engram_embd.weight")]
@@ -268,6 +285,7 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("differs", f"{name}: {_listed(d['here'])}, profile {found['profile']} has {_listed(d['profile'])}")
         for name, d in found["differs_from_profile"].items()
     ]
+    pairs += [("note", note) for note in found.get("notes", [])]
     pairs.append(("token map", ", ".join(f"{value}" for value in found["token_map"].values())))
     stored = found["constants"].items()
     pairs += [("constant", f"{name}: {c['type']} {_short(c)}{_meaning(name)}") for name, c in stored]

@@ -160,6 +160,19 @@ class Table:
         self.check(rows, raw)
         return raw
 
+    @property
+    def is_bf16(self) -> bool:
+        """Is BF16 what the model looks up? In V4.1 it is."""
+        return True
+
+    def decode(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """[..., 264] valid rows -> their exact values."""
+        return row264.decode(raw)
+
+    def decode_bf16(self, raw: NDArray[np.uint8]) -> NDArray[np.uint16]:
+        """[..., 264] valid rows -> BF16 bits, what the model looks up."""
+        return row264.decode_bf16(raw)
+
     def close(self) -> None:
         """Let go of the placement, and of the source where the table opened it."""
         if self.place is not None:

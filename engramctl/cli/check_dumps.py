@@ -73,6 +73,7 @@ def hash_(
     from engramctl.cli import inputs
     from engramctl.mistakes import hash_probe_file, map_sources
     from engramctl.row_dumps import Wanted, read_rows
+    from engramctl.siblings import checking
     from engramctl.verify import rows
 
     source = constants.read(params, profile, token_map)
@@ -85,11 +86,13 @@ def hash_(
         asked = hash_probe_file.read(probe, found)
         dumped = read_rows(dump, Wanted(asked.tokens, found.layers, found.columns, layer), dump_form.value)
         verdict("hash", dump, rows.check_probe(dumped, asked, found, skip_dead, known), json)
-    given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, checkpoint)
+    home, space = checkpoint, found.rule.id_space
+    given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     given.fits(found.token_map.size)
     dumped = read_rows(dump, Wanted(given.ids.size, found.layers, found.columns, layer), dump_form.value)
     result = rows.check(dumped, given.ids, found, given.mask, given.history, skip_dead, known)
     result.notes.append(f"compared with the constants of {source.origin}")
+    checking.hash_notes(result, dumped, given.ids, found, given.mask, given.history)
     verdict("hash", dump, result, json)
 
 
@@ -122,8 +125,8 @@ def values_(
 
     given = None
     if rows is None and rows_file is None:
-        home = source if source.is_dir() else None
-        given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home)
+        home, space = source if source.is_dir() else None, inputs.id_space(source, profile)
+        given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     elif any(option is not None for option in (ids, ids_file, text, mask, mask_file, history)):
         raise EngramctlError("what was looked up", "token ids or rows", "both")
     _lookups("values", dump, source, layer, given, rows, rows_file, token_map, profile, json)
@@ -152,8 +155,8 @@ def kv_(
 
     given = None
     if rows is None and rows_file is None:
-        home = source if source.is_dir() else None
-        given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home)
+        home, space = source if source.is_dir() else None, inputs.id_space(source, profile)
+        given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     elif any(option is not None for option in (ids, ids_file, text, mask, mask_file, history)):
         raise EngramctlError("what was looked up", "token ids or rows", "both")
     _lookups("kv", dump, source, layer, given, rows, rows_file, token_map, profile, json)
@@ -175,6 +178,7 @@ def _lookups(
     from engramctl import array_files, maps
     from engramctl.cli import inputs
     from engramctl.mistakes import map_sources
+    from engramctl.siblings import checking
     from engramctl.source import open_source, the_layer
     from engramctl.verify import values
 
@@ -188,17 +192,20 @@ def _lookups(
             known = map_sources.for_params(opened.params(), opened.profile, home)
             looked = values.looked_up(opened, at, given.ids, given.mask, given.history, known)
         array = array_files.read(dump).only(stage)
+        sibling = checking.kv(array, opened, at, looked) if stage == "kv" else None
         check = values.check_values if stage == "values" else values.check_kv
-        verdict(stage, dump, check(array, opened, at, looked), json)
+        verdict(stage, dump, sibling or check(array, opened, at, looked), json)
 
 
 def gate_(dump: Dump, profile: Profile = DEFAULT, json: Json = False) -> None:
     """Compare gates and new hidden states with float64 on the dump's own hidden, key, value, q_weight and k_weight."""
     from engramctl import array_files, profiles
+    from engramctl.siblings import checking
     from engramctl.verify import gate
 
     known = profiles.load(profile)
     inputs, gates, out = gate.read(array_files.read(dump))
+    checking.expect_gates(known, out)
     verdict("gate", dump, gate.check(inputs, gates, out, known.sizes.eps, known.clamp), json)
 
 

@@ -67,6 +67,7 @@ def make_map(
     if output == STDIN:
         refuse_existing(output, force, binary=to is not MapForm.json)
     known = profiles.load(profile)
+    maps.expect_map(known)
     found = maps.read(source, known)
     facts = maps.describe(found.ids, known)
     if facts["same"] or allow_mismatch:
@@ -110,8 +111,8 @@ def params(
 
     if output == STDIN:
         refuse_existing(output, force, binary=to is ParamsForm.npz)
-    known = profiles.load(profile or profiles.DEFAULT)
     found = constants.read(source, profile, token_map)
+    known = found.profile or profiles.load(profile or profiles.DEFAULT)
     statuses, differs = constants.statuses(found, known), constants.differs_from_profile(found, known)
     if to is ParamsForm.npz:
         data = params_file.to_npz(found.params)
@@ -152,8 +153,14 @@ def synth(
     from engramctl import profiles, report
     from engramctl import synth as make
     from engramctl.cli import edge
+    from engramctl.siblings import synth as siblings
+    from engramctl.source import V41_ROWS
 
-    made = make.make(folder, profiles.load(profile), seed, tokens is Tokens.real, full_size, force)
+    known = profiles.load(profile)
+    if known.storage.encoding == V41_ROWS:
+        made = make.make(folder, known, seed, tokens is Tokens.real, full_size, force)
+    else:
+        made = siblings.make(folder, known, seed, tokens is Tokens.real, full_size, force)
     if json:
         body = {
             "path": str(folder),

@@ -24,6 +24,13 @@ class KvForm(StrEnum):
     f32 = "f32"
 
 
+class RowForm(StrEnum):
+    bf16 = "bf16"
+    f16 = "f16"
+    f32 = "f32"
+    q8_0 = "q8_0"
+
+
 class Digest(StrEnum):
     tree = "tree"
     sha256 = "sha256"
@@ -35,9 +42,18 @@ def repack(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The container to write.")
     ] = None,
     layers: Annotated[str | None, typer.Option("--layers", metavar="1,14", help="Only these layers.")] = None,
+    dialect: Annotated[
+        str | None,
+        typer.Option(
+            "--dialect", metavar="NAME", help="ds4; qwen4exp or ple-sidecar for PLE; hf goes back from those."
+        ),
+    ] = None,
     kv_type: Annotated[
-        KvForm, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
-    ] = KvForm.f16,
+        KvForm | None, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
+    ] = None,
+    row_type: Annotated[
+        RowForm | None, typer.Option("--row-type", help="Of PLE's rows: bf16, or what the dialect has besides.")
+    ] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", metavar="NAME", help="The model; needed where there is no config.")
     ] = None,
@@ -70,19 +86,37 @@ def repack(
 
     Its tables become row264 tail tensors of a GGUF in the ds4 dialect, without a bit changed.
     """
-    from engramctl import maps, repack_jobs, repack_plan, report, slices
+    from engramctl import maps, repack_jobs, repack_plan, report, siblings, slices
     from engramctl import merge as together
     from engramctl import repack as convert
     from engramctl.checkpoint import open_checkpoint
     from engramctl.cli import edge
     from engramctl.cli.inputs import integers
     from engramctl.errors import EngramctlError
+    from formats.dialects import DS4
 
     if output == STDIN or (output is None and not dry_run):
         raise EngramctlError("--output", "a file: containers are not streams", "none" if output is None else "-")
+    if siblings.profile_of(checkpoint, profile) is not None:
+        from engramctl.siblings import commands
+
+        kinds = (None if row_type is None else row_type.value, None if kv_type is None else kv_type.value)
+        asked = commands.Asked(checkpoint, output, profile, dialect, *kinds, dry_run, force, json, quiet)
+        v41_only: dict[str, object] = {
+            "--layers": layers,
+            "--token-map": token_map,
+            "--source-url": source_url,
+            "--resume": resume,
+        }
+        v41_only |= {"--source-revision": source_revision, "--digest": digest, "--layer": layer, "--rows": rows}
+        if said := commands.convert(asked, v41_only | {"--part": part, "--merge": merge, "--break-lock": break_lock}):
+            edge.say(said)
+        return
+    if dialect not in (None, DS4.name) or row_type is not None:
+        raise EngramctlError("--dialect", f"{DS4.name}, with rows of row264, for this model", f"{dialect or row_type}")
     wanted = None if layers is None else tuple(int(x) for x in integers(layers, "--layers"))
     with open_checkpoint(checkpoint, profile, maps.given(token_map), wanted) as source:
-        made = repack_plan.plan(source, kv_type.value, source_url, source_revision)
+        made = repack_plan.plan(source, (kv_type or KvForm.f16).value, source_url, source_revision)
         some = _slice(source.sizes, layer, rows, part, merge)
         notes = repack_plan.notes(source)
         if not quiet:

@@ -107,8 +107,9 @@ def hash_(
     if files and ids_file is not None:
         raise EngramctlError("token ids", "exactly one input", "a file and --ids-file")
     ids_file = files[0] if files else ids_file
-    checkpoint = params if params is not None and params.is_dir() else None
-    given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, checkpoint)
+    home = params if params is not None and params.is_dir() else None
+    space = found.rule.id_space
+    given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     given.fits(found.token_map.size)
     rows = rows_out.chunks(given.ids, found, given.mask, given.history)
     if to is RowsForm.sha256:
@@ -144,7 +145,7 @@ def lookup(
     from engramctl import threads as pool
     from engramctl.cli import inputs, placing
     from engramctl.cli.output import emit, npy, refuse_existing
-    from engramctl.source import open_source, the_layer
+    from engramctl.source import V41_ROWS, open_source, the_layer
     from formats import row264
 
     refuse_existing(output, force, binary=True)
@@ -153,6 +154,12 @@ def lookup(
     with open_source(source, profile) as opened:
         at = the_layer(opened, layer)
         wanted = inputs.read_rows(rows, rows_file, opened.table(at).rows)
+        if opened.profile.storage.encoding != V41_ROWS:
+            from engramctl.siblings import run as siblings
+
+            siblings.expect_unplaced({"--io": io, "--shard": shard, "--prewarm": prewarm})
+            emit(output, npy(siblings.looked_up(opened, at, wanted, to.value)), force)
+            return
         with placing.table(opened, at, io, prewarm, shard, shard_by, wanted.size, quiet) as table:
             made: NDArray[Any]
             if to is ValuesForm.raw:

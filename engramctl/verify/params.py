@@ -14,6 +14,7 @@ from engramctl.checkpoint import read_config as checkpoint_config
 from engramctl.container import read_config as container_config
 from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile, Sizes
+from engramctl.rules import V41_RULE
 from engramctl.source import FoundMap, is_container
 from engramctl.verify import constants, name_params
 from engramctl.verify.constants import Expectation, Stored
@@ -65,7 +66,7 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     _map_facts(stored, inside + ([] if sure is None else [sure]), result)
     result.extra["constants"] = constants.statuses(stored, derived)
     right = public if public is not None or ids is None else made
-    if not result.ok and right is not None:
+    if not result.ok and right is not None and profile.rule == V41_RULE:
         tokenizer = next(
             (each / "tokenizer.json" for each in (path, model) if each is not None and each.is_dir()), None
         )

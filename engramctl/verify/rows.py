@@ -15,6 +15,7 @@ from engramctl.mistakes.hash_probe_file import Probe
 from engramctl.mistakes.hashing import HashPlan, Maps, no_maps
 from engramctl.mistakes.history import SeenRows
 from engramctl.row_dumps import Rows
+from engramctl.rules import V41_RULE
 from engramctl.verify import name_rows, row_structure
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 
@@ -51,7 +52,9 @@ def check(
     if not wanted.any():
         raise EngramctlError("--skip-dead", "a position that is not dead", f"{tokens.size} dead ones")
     result = _compared(found, tokens, params, mask, history, wanted)
-    if result.total > len(found.absent):  # rows that differ, not only a layer that was not dumped
+    if (
+        result.total > len(found.absent) and params.rule == V41_RULE
+    ):  # rows that differ, not only a layer that was not dumped
         search = name_rows.search_of(found, tokens, params, mask, history, wanted, maps)
         explain(search, found.layers, result)
     return result

@@ -16,11 +16,11 @@ from engramctl import reference
 from engramctl.arrays import Array
 from engramctl.errors import EngramctlError
 from engramctl.mistakes.hashing import HashCase, HashPlan, Maps, no_maps, tokens_of
-from engramctl.source import Source
+from engramctl.source import V41_ROWS, Source
+from engramctl.table import Table
 from engramctl.verify import bounds, explain_lookups
 from engramctl.verify.name_lookups import Lookups
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
-from formats import row264
 from formats.floats import from_bf16
 
 CHUNK_TOKENS = 256
@@ -56,13 +56,13 @@ def looked_up(
 
 def check_values(dump: Array, source: Source, layer: int, looked: Looked) -> Result:
     """Bit for bit: BF16 bits as uint16, exact values as float32, or raw rows as uint8."""
-    width, lookups = source.sizes.width, looked.rows.shape
-    shapes = [(*lookups, width), (*lookups, row264.ROW_BYTES)]
+    width, lookups, table = source.sizes.width, looked.rows.shape, source.table(layer)
+    shapes = [(*lookups, width), (*lookups, table.row_bytes)]
     if looked.rows.ndim == 2:
         shapes.append((lookups[0], lookups[1] * width))
     found = dump.load(("uint16", "float32", "uint8"), *shapes)
     raw = found.dtype == np.uint8
-    each = row264.ROW_BYTES if raw else width
+    each = table.row_bytes if raw else width
     if found.size != looked.rows.size * each:
         raise EngramctlError(dump.where, f"{each} numbers a row as {found.dtype}", f"{list(found.shape)}")
     found = found.reshape(*lookups, each)
@@ -70,11 +70,11 @@ def check_values(dump: Array, source: Source, layer: int, looked: Looked) -> Res
     rounded, numbers, somewhere = 0, 0, np.zeros(lookups[0], np.bool_)
     for start in range(0, lookups[0], CHUNK_TOKENS):
         some = slice(start, start + CHUNK_TOKENS)
-        rows = source.table(layer).read_valid(looked.rows[some])
-        expected, have = _expected(rows, found[some])
+        rows = table.read_valid(looked.rows[some])
+        expected, have = _expected(table, rows, found[some])
         differs = _bits(expected) != _bits(have)
-        if found.dtype == np.float32 and differs.any():
-            as_bf16 = from_bf16(reference.lookup(rows))
+        if found.dtype == np.float32 and differs.any() and table.is_bf16:
+            as_bf16 = from_bf16(table.decode_bf16(rows))
             only_rounded = _bits(as_bf16) == _bits(have)
             rounded += int(np.count_nonzero(differs & only_rounded))
             differs &= ~only_rounded
@@ -88,17 +88,17 @@ def check_values(dump: Array, source: Source, layer: int, looked: Looked) -> Res
             result.add(VALUES, where, _shown(expected[(*at, element)]), _shown(have[(*at, element)]))
         result.total += int(np.count_nonzero(wrong)) - len(named)
     result.extra["differing_numbers"] = numbers
-    if not result.ok:
+    if not result.ok and source.profile.storage.encoding == V41_ROWS:
         explain_lookups.values(found, source, layer, looked, somewhere, result)
     if rounded:
         result.notes.append(f"{rounded} float32 values are the exact ones rounded to BF16, which is what a model uses")
     return result
 
 
-def _expected(rows: NDArray[np.uint8], have: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _expected(table: Table, rows: NDArray[np.uint8], have: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     if have.dtype == np.uint8:
         return rows, have
-    return (row264.decode(rows) if have.dtype == np.float32 else reference.lookup(rows)), have
+    return (table.decode(rows) if have.dtype == np.float32 else table.decode_bf16(rows)), have
 
 
 def _bits(array: NDArray[Any]) -> NDArray[Any]:
