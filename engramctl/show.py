@@ -15,7 +15,7 @@ from engramctl.container import describe as describe_type
 from engramctl.hash_params import digest
 from engramctl.profiles import Profile, Sizes
 from engramctl.shapes import describe as describe_shape
-from engramctl.source import V41_ROWS, is_container, is_ple
+from engramctl.source import is_container
 from formats import safetensors_raw
 from formats.dialects import DIALECTS, Dialect
 from formats.errors import FormatError
@@ -24,7 +24,7 @@ from formats.gguf_file import GGML_TYPES, GgufHeader, TensorInfo, read_header
 LISTED = 8  # items of a long array that are shown
 
 
-def describe(path: Path, profile_name: str | None = None) -> dict[str, Any]:
+def describe(path: Path, profile_name: str | None = None, header: GgufHeader | None = None) -> dict[str, Any]:
     """Everything that headers say; what is no container and no checkpoint raises `FormatError`."""
     profile = profiles.load(profile_name or profiles.DEFAULT)
     kinds.refuse_other(path, kinds.SOURCES, (kinds.GGUF, kinds.UNFINISHED))
@@ -33,26 +33,8 @@ def describe(path: Path, profile_name: str | None = None) -> dict[str, Any]:
         more = {"token_map": {"origin": None}, **dict.fromkeys(("dialect", "nearest", "config_problem"))}
         return {"path": str(path), "kind": "file", "unfinished": True, **nothing, **more, **_model(None, profile, None)}
     if path.is_dir() or not is_container(path):
-        profile = _fitting(path, profile_name)
-        if profile.storage.encoding != V41_ROWS:
-            from engramctl.siblings import show as siblings
-
-            return siblings.describe(path, profile, profile_name is not None)
         return _checkpoint(path, profile)
-    header = read_header(path, strict=False)
-    if is_ple(header):
-        from engramctl.siblings import show as ple
-
-        return ple.describe_container(path, profile_name, header)
-    return _container(path, profile, header)
-
-
-def _fitting(path: Path, profile_name: str | None) -> Profile:
-    """The profile that was asked for or that knows the config; a config that is none is described further on."""
-    try:
-        return profiles.fitting(profile_name, read_config(path)[1])
-    except FormatError:
-        return profiles.load(profile_name or profiles.DEFAULT)
+    return _container(path, profile, read_header(path, strict=False) if header is None else header)
 
 
 def _checkpoint(path: Path, profile: Profile) -> dict[str, Any]:

@@ -201,3 +201,10 @@ def test_params_files_hash_as_their_profile(cli: Cli, tmp_path: Path, name: str,
     base = name.partition(":")[0]
     assert cli.ok("hash", "--params", file, "--profile", base, "--ids", "5,6,2,9,10", "--to", "sha256").out == want
     assert cli.ok("check", "params", file, "--profile", name, "--json").json["ok"]
+
+
+@pytest.mark.parametrize("name", ["engram-demo", "qwen3.8-flash-next", "longcat-2.0", "blt"])
+def test_probes_are_of_v41_alone(cli: Cli, tmp_path: Path, name: str) -> None:
+    for stage, file in (("hash", "p.json"), ("gate", "p.npz")):
+        refusal = cli.refused(tmp_path, "probe", stage, "--profile", name, "-o", tmp_path / file)
+        assert refusal.where == f"probe {stage}"

@@ -83,6 +83,7 @@ def hash_(
     if probe is not None:
         if any(option is not None for option in (ids, ids_file, text, mask, mask_file, history)):
             raise EngramctlError("token ids", "a probe or a sequence", "both")
+        checking.expect_v41(found.rule, "--probe")
         asked = hash_probe_file.read(probe, found)
         dumped = read_rows(dump, Wanted(asked.tokens, found.layers, found.columns, layer), dump_form.value)
         verdict("hash", dump, rows.check_probe(dumped, asked, found, skip_dead, known), json)

@@ -184,8 +184,9 @@ def show(
     """
     from engramctl import report
     from engramctl import show as look
+    from engramctl.siblings import show as siblings
 
-    found = look.describe(path, profile)
+    found = siblings.describe_any(path, profile)
     if json:
         report.as_json("show", True, found)
     else:

@@ -14,10 +14,16 @@ from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile
 from engramctl.row_dumps import Rows
-from engramctl.rules import V41_RULE
+from engramctl.rules import V41_RULE, HashRule
 from engramctl.source import V41_ROWS, FoundMap, Source, open_source
 from engramctl.verify.result import Result
 from engramctl.verify.values import Looked
+
+
+def expect_v41(rule: HashRule, what: str) -> None:
+    """Refuse, by name, what rests on the catalogue of V4.1's mistakes."""
+    if rule != V41_RULE:
+        raise EngramctlError(what, "deepseek-v4.1-flash, whose mistakes are catalogued", "another model's rule")
 
 
 def params(file: Path, profile: str | None, given: FoundMap | None) -> Result | None:

@@ -14,12 +14,31 @@ from engramctl.container import describe as describe_type
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile, Sizes
 from engramctl.siblings import checkpoint, tensors
-from engramctl.source import named
+from engramctl.source import V41_ROWS, is_container, is_ple, named
 from formats import safetensors_raw
 from formats.errors import FormatError
-from formats.gguf_file import GgufHeader
+from formats.gguf_file import GgufHeader, read_header
 
 LISTED = 24  # tensors that are listed: a table of 128 shards is one line
+
+
+def describe_any(path: Path, profile_name: str | None) -> dict[str, Any]:
+    """What `show` says of any file or folder: a sibling's here, V4.1's and everything else there."""
+    from engramctl import show
+
+    if path.is_dir() or path.suffix == ".safetensors":
+        try:
+            profile = profiles.fitting(profile_name, read_config(path)[1])
+        except FormatError:  # a config that is none is described too
+            profile = profiles.load(profile_name or profiles.DEFAULT)
+        if profile.storage.encoding != V41_ROWS:
+            return describe(path, profile, profile_name is not None)
+    elif path.is_file() and is_container(path):
+        header = read_header(path, strict=False)
+        if is_ple(header):
+            return describe_container(path, profile_name, header)
+        return show.describe(path, profile_name, header)
+    return show.describe(path, profile_name)
 
 
 def describe(path: Path, profile: Profile, named: bool) -> dict[str, Any]:
