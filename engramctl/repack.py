@@ -20,6 +20,7 @@ from engramctl.durable import Durable
 from engramctl.errors import EngramctlError
 from engramctl.identity import Identity
 from engramctl.journal import Journal, Leaves
+from engramctl.letting_go import LettingGo
 from engramctl.ordered import in_order
 from engramctl.repack_jobs import Job, jobs, places, remaining_bytes, reserve
 from engramctl.repack_plan import Plan
@@ -229,6 +230,8 @@ class _Run:
             made.source.file(tensor)  # opened here, then shared by the threads
         rows = RowWriter(file, packer.choose(self.part.last - self.part.first), self.options.digest == "tree")
         weights = WeightWriter(made, file)
+        tables = self.part.tables(made.source.sizes)
+        behind = {layer: LettingGo(made.source.table(layer), (first, last)) for layer, first, last in tables}
 
         def work(job: Job) -> tuple[list[bytes], int]:
             if job.span is not None:
@@ -246,6 +249,8 @@ class _Run:
                     weights.refuse_inexact(before, inexact)
                     before = job.target
                 inexact += odd
+                if job.span is not None:
+                    behind[job.target.layer].upto(job.last)
                 if follower is not None:
                     follower.advance(job.number, job.last if job.span is not None else 0)
                 written = places(job)
@@ -253,6 +258,7 @@ class _Run:
                     durable.reached((job.number, job.last), written, self._new_leaves(job, leaves))
                 self.options.progress(sum(end - start for start, end in written))
         weights.refuse_inexact(before, inexact)
+        weights.let_go()
 
     def _new_leaves(self, job: Job, leaves: list[bytes]) -> Leaves:
         if self.options.digest != "tree" or job.span is None:
