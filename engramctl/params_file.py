@@ -89,8 +89,8 @@ def read(data: bytes, path: str) -> dict[str, Any]:
         found[name] = _integers(raw, name, path, 2 + own)
     for name in NUMBERS:
         found[name] = int(_integers(raw, name, path, 0))
-    if "size" in raw and (size := int(_integers(raw, "size", path, 0))) != found["multipliers"].shape[1]:
-        raise FormatError(path, "size", f"{found['multipliers'].shape[1]}, as each layer has multipliers", f"{size}")
+    if "size" in raw and (size := int(_integers(raw, "size", path, 0))) != found["multipliers"].shape[-1]:
+        raise FormatError(path, "size", f"{found['multipliers'].shape[-1]}, as each layer has multipliers", f"{size}")
     if raw.get("schema", SCHEMA) != SCHEMA:
         raise FormatError(path, "schema", SCHEMA, shown(raw["schema"]))
     found["token_map_sha256"] = _digest(raw, path)
