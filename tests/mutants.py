@@ -44,17 +44,23 @@ def parsed(module: ModuleType) -> ast.Module:
     return ast.parse(source_of(module))
 
 
-def mutants(module: ModuleType) -> Iterator[Mutant]:
+def functions(module: ModuleType) -> list[str]:
+    """Where a change may be: the module's own lines, and each function."""
+    return ["module", *(node.name for node in parsed(module).body if isinstance(node, ast.FunctionDef))]
+
+
+def mutants(module: ModuleType, function: str) -> Iterator[Mutant]:
+    """Every change of one function, or of the module's own lines."""
     tree, lines, named = parsed(module), source_of(module).splitlines(), Counter[str]()
     for path, node in _nodes(tree):
+        top = _at(tree, path[:1])
+        if (top.name if isinstance(top, ast.FunctionDef) else "module") != function:
+            continue
         for change in range(_changes(node)):
             mutated = copy.deepcopy(tree)
-            target = _at(mutated, path)
-            _change(mutated, path, target, change)
+            _change(mutated, path, _at(mutated, path), change)
             ast.fix_missing_locations(mutated)
-            function = next((_at(tree, path[:i]).name for i in range(1, len(path))
-                             if isinstance(_at(tree, path[:i]), ast.FunctionDef)), "module")  # fmt: skip
-            before = lines[node.lineno - 1].strip() if hasattr(node, "lineno") else ""
+            before = lines[node.lineno - 1].strip()
             name = f"{function}: {before} [{_text(node)} -> {_text(_at(mutated, path))}]"
             named[name] += 1
             yield Mutant(name + (f" #{named[name]}" if named[name] > 1 else ""), function, mutated)
