@@ -121,6 +121,12 @@ class Said:
         if row > rows[tensor]:
             raise FormatError(self.path, "done", f"at most the {rows[tensor]} rows of tensor {tensor}", f"{row}")
 
+    def require_end(self, left: int) -> None:
+        """Where the journal says that its slice is finished, no bytes of it are left to write."""
+        if self.finished and left:
+            expected = "finished only after the last row of the slice is done"
+            raise FormatError(self.path, "finished", expected, f"{left} bytes to write after {list(self.point)}")
+
     def add(self, line: Mapping[str, Any], where: str) -> None:
         if line.get("finished") is True:
             self.finished = True

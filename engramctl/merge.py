@@ -8,6 +8,7 @@ from engramctl import digests, journal, slices, threads, workspace
 from engramctl.errors import EngramctlError
 from engramctl.journal import Leaves, Said
 from engramctl.repack import MOST_THREADS, Options, Written
+from engramctl.repack_jobs import remaining_bytes
 from engramctl.repack_plan import Plan
 from engramctl.slices import Slice
 from formats import disk
@@ -46,6 +47,7 @@ def _parts(made: Plan, output: Path, every: Slice, published: bool) -> dict[Slic
         if said is None or not said.finished:
             raise EngramctlError(str(path), "a finished part", "an unfinished one", "--resume finishes it")
         said.require_plan(identity)
+        said.require_end(remaining_bytes(made, part, said.point))
         if not published:
             workspace.require_mark(output, said, made.layout.file_size, made.layout.header)
         if (said.first, said.last) != (part.first, part.last):

@@ -125,7 +125,7 @@ class _Run:
             and self.part.whole
             and workspace.is_published(self.output, self.size, self.header)
         ):
-            said.require_plan(self.identity)
+            self._require_plan(said)
             found = self._digests(said.leaves, self.output)
             workspace.remove(self.output, self.part)
             return Written(found)
@@ -149,6 +149,11 @@ class _Run:
             workspace.remove(self.output, self.part)
         return Written(found)
 
+    def _require_plan(self, said: journal.Said) -> None:
+        said.require_plan(self.identity)
+        said.require_points([target.shape[1] for target in self.made.targets])
+        said.require_end(remaining_bytes(self.made, self.part, said.point))
+
     @contextmanager
     def _opened(self, said: journal.Said | None, path: Path, every: Slice) -> Iterator[tuple[WriteFile, Journal]]:
         """The unfinished output and the slice's journal: those of the run to be resumed, or new ones."""
@@ -158,8 +163,7 @@ class _Run:
         workspace.refuse_others(self.output, self.part, self.made.source.sizes)
         with ExitStack() as opened:
             if said is not None and partial.exists():
-                said.require_plan(self.identity)
-                said.require_points([target.shape[1] for target in self.made.targets])
+                self._require_plan(said)
                 workspace.require_mark(self.output, said, self.size, self.header)
                 log = opened.enter_context(closing(Journal.resume(path, said)))
             else:

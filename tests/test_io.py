@@ -214,10 +214,12 @@ from engramctl.table import Part, Table
 from engramctl import fast
 from formats.disk import ReadFile
 from formats.errors import FormatError
-path, stop, seen = {str(path)!r}, False, set()
+path, seen = {str(path)!r}, set()
 whole = open(path, "rb").read()
 def cut():
-    for _ in range(150):
+    for times in range(100_000):
+        if times >= 150 and "refused" in seen:
+            break
         os.truncate(path, 4096)
         with open(path, "r+b") as out: out.write(whole)
 thread = threading.Thread(target=cut)

@@ -109,10 +109,10 @@ def test_missing_and_doubled_rows_are_named(shared: Shared) -> None:
     assert "layer 1 rows 10:18: none" in shared.refused("--merge")
     shared.part("--layer", 1, "--rows", "10:18")
     before = (shared.folder / "engram.gguf.part-0-10.journal").read_text()
-    head = json.loads(before.splitlines()[0]) | {"slice": [0, 11]}
-    doubled = shared.folder / "engram.gguf.part-0-11.journal"
+    head = json.loads(before.splitlines()[0]) | {"slice": [0, 9]}
+    doubled = shared.folder / "engram.gguf.part-0-9.journal"
     doubled.write_text("\n".join([json.dumps(head), *before.splitlines()[1:], ""]))
-    assert "layer 1 rows 0:10 in one part: in two parts" in shared.refused("--merge")
+    assert "layer 1 rows 0:9 in one part: in two parts" in shared.refused("--merge")
     doubled.unlink()
     shared.merged()
 
@@ -146,6 +146,22 @@ def test_parts_whose_bytes_were_taken_away_are_not_merged(shared: Shared) -> Non
     assert "another one" in shared.refused("--part", "1/2", "--resume")
     shared.part("--part", "1/2", "--force")
     shared.merged()
+
+
+def test_a_journal_that_is_finished_before_its_last_row_is_not_believed(shared: Shared) -> None:
+    """One put together by hand, or from two: its plan, and `finished`, with no row in between."""
+    shared.part("--part", "1/2")
+    shared.part("--part", "2/2")
+    path = shared.folder / "engram.gguf.part-0-24.journal"
+    first, *_, last = path.read_text().splitlines(keepends=True)
+    path.write_text(first + last)
+    assert "finished only after the last row of the slice is done" in shared.refused("--merge")
+    assert "finished only after the last row" in shared.refused("--part", "1/2", "--resume")
+
+
+def test_a_part_names_the_file_it_wrote_into(shared: Shared) -> None:
+    said = shared.cli.ok(*shared.words, "-o", shared.output, "--part", "1/2").err
+    assert "engram.gguf.partial: layer 1 rows 0:18 and layer 14 rows 0:6 written" in said
 
 
 def test_force_gives_all_parts_up(shared: Shared) -> None:

@@ -86,7 +86,7 @@ def repack(
 
     Its tables become row264 tail tensors of a GGUF in the ds4 dialect, without a bit changed.
     """
-    from engramctl import maps, repack_jobs, repack_plan, report, siblings, slices
+    from engramctl import maps, repack_jobs, repack_plan, report, siblings, slices, workspace
     from engramctl import merge as together
     from engramctl import repack as convert
     from engramctl.checkpoint import open_checkpoint
@@ -150,8 +150,11 @@ def repack(
         first, last = slice_rows[number]
         report.line(f"{value}  {_table(made, number)}" + (f" rows {first}:{last}" if some else ""))
     if not quiet:
-        what = f"layers {list(source.sizes.layers)}" if some is None else some.words(source.sizes)
-        edge.say(f"{output}: {made.layout.file_size:,} bytes, {what}, token map of {source.token_map().origin}")
+        if some is not None:
+            edge.say(f"{workspace.partial_of(output)}: {some.words(source.sizes)} written; --merge makes {output.name}")
+            return
+        of = f"layers {list(source.sizes.layers)}, token map of {source.token_map().origin}"
+        edge.say(f"{output}: {made.layout.file_size:,} bytes, {of}")
 
 
 @contextmanager
