@@ -132,8 +132,9 @@ class _Run:
         disk.refuse_existing(self.output, self.options.force)
         with self._opened(said, path, every) as (file, log):
             self.leaves = log.leaves
-            done = remaining_bytes(self.made, self.part) - remaining_bytes(self.made, self.part, log.point)
-            self.options.progress(done)
+            if log.point != journal.START:
+                left = remaining_bytes(self.made, self.part, log.point)
+                self.options.progress(remaining_bytes(self.made, self.part) - left)
             try:
                 found = self._all(file, log)
             except ShortFileError:

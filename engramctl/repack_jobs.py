@@ -86,6 +86,8 @@ def remaining_bytes(made: Plan, part: Slice, point: Point = START) -> int:
 
 def reserve(made: Plan, part: Slice, point: Point, file: WriteFile) -> None:
     """Blocks for what will be written, and for no hole."""
+    if not file.reserves():  # then nobody needs to look for the holes
+        return
     for start, end in _places(made, part, point):
         if end - start >= RESERVE_BYTES:
             file.reserve(start, end)

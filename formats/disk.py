@@ -168,6 +168,10 @@ class WriteFile(_Open):
         with _named(self.path):
             system.ftruncate(self.fd, size)
 
+    def reserves(self) -> bool:
+        """Whether there is anything to be reserved: not in memory, where it would be the work of writing."""
+        return system.reserves(self.fd)
+
     def reserve(self, start: int, end: int) -> None:
         """Blocks for these bytes, where the file system can: a full disk is known before the work, not after it."""
         with _named(self.path):

@@ -43,12 +43,14 @@ class System:
     def ftruncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
-    def fallocate(self, fd: int, start: int, size: int) -> None:
-        """Blocks for a range of a file, its length kept; nothing in memory, where it would be the work of writing.
+    def reserves(self, fd: int) -> bool:
+        """Whether `fallocate` does anything that writing would not do as well."""
+        return _fallocate is not None and not _in_memory(fd)
 
-        Not the C library's posix_fallocate: that writes where the file system cannot.
-        """
-        if _fallocate is not None and not _in_memory(fd) and _fallocate(fd, _KEEP_SIZE, start, size) != 0:
+    def fallocate(self, fd: int, start: int, size: int) -> None:
+        """Blocks for a range of a file, its length kept. Not the C library's posix_fallocate: that writes where the
+        file system cannot."""
+        if _fallocate is not None and _fallocate(fd, _KEEP_SIZE, start, size) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
@@ -89,7 +91,8 @@ class System:
         return room.f_bavail * room.f_frsize
 
     def done_with(self, fd: int, start: int, end: int) -> None:
-        if hasattr(os, "posix_fadvise"):
+        """A file in memory has nowhere else to be: looking at each of its pages would be for nothing."""
+        if hasattr(os, "posix_fadvise") and not _in_memory(fd):
             os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
 
 

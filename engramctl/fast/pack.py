@@ -27,22 +27,18 @@ LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
 TOP = np.uint64(0x8080808080808080)
 ONE = np.uint64(0x0101010101010101)
 TO_RISKY = np.uint64(0x100 - SURE_BELOW) * ONE
+UNALIGNED = ONE  # no top bits, which are what is found otherwise
 
 
 def pack_valid(codes: NDArray[np.uint8], scales: NDArray[np.uint8], out: NDArray[np.uint8]) -> Invalid | None:
     """As `row264.pack_valid`: [n, WIDTH] and [n, SCALES] -> [n, ROW_BYTES]."""
-    if not all(array.flags.c_contiguous and array.ctypes.data % WORD == 0 for array in (codes, scales, out)):
+    if not (codes.flags.c_contiguous and scales.flags.c_contiguous and out.flags.c_contiguous):
         return row264.pack_valid(codes, scales, out)
-    suspicious = np.zeros(1, np.uint64)
-    _pack(
-        0,
-        len(codes),
-        codes.view(np.uint64),
-        scales.view(np.uint64).reshape(-1),
-        out.view(np.uint64),
-        suspicious,
-    )
-    return row264.first_invalid(codes, scales) if suspicious[0] else None
+    seen = np.zeros(1, np.uint64)
+    _pack(0, len(codes), codes, scales, out, seen)
+    if seen[0] == UNALIGNED:
+        return row264.pack_valid(codes, scales, out)
+    return row264.first_invalid(codes, scales) if seen[0] else None
 
 
 @intrinsic
@@ -60,29 +56,34 @@ def _prefetch(context: Any, address: Any) -> tuple[Any, Callable[..., Any]]:  # 
     return types.void(address), generate
 
 
-@kernel(reads(types.uint64, 2), reads(types.uint64, 1), writes(types.uint64, 2), writes(types.uint64, 1))
+@kernel(reads(types.uint8, 2), reads(types.uint8, 2), writes(types.uint8, 2), writes(types.uint64, 1))
 def _pack(
     first: int,
     last: int,
-    codes: NDArray[np.uint64],
-    scales: NDArray[np.uint64],
-    out: NDArray[np.uint64],
-    suspicious: NDArray[np.uint64],
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.uint8],
+    out: NDArray[np.uint8],
+    found: NDArray[np.uint64],
 ) -> None:
+    """What is suspicious goes to `found`. The arrays become words here, where that costs nothing."""
+    begin = np.uint64(codes.ctypes.data)
+    if (begin | np.uint64(scales.ctypes.data) | np.uint64(out.ctypes.data)) % np.uint64(WORD):
+        found[0] = UNALIGNED
+        return
+    code_words, scale_words, out_words = codes.view(np.uint64), scales.view(np.uint64), out.view(np.uint64)
     seen, risky = np.uint64(0), np.uint64(0)
-    start = np.uint64(codes.ctypes.data) + AHEAD
     for row in range(first, last):
-        here = start + np.uint64(row) * np.uint64(WIDTH)
+        here = begin + AHEAD + np.uint64(row) * np.uint64(WIDTH)
         for line in range(WIDTH // LINE):
             _prefetch(here + np.uint64(line * LINE))  # type: ignore[call-arg]
         for word in range(CODE_WORDS):
-            eight = codes[row, word]
-            out[row, word] = eight
+            eight = code_words[row, word]
+            out_words[row, word] = eight
             seen |= (eight & LOW) + ONE
-        under = scales[row]
-        out[row, CODE_WORDS] = under
+        under = scale_words[row, 0]
+        out_words[row, CODE_WORDS] = under
         risky |= ((under & LOW) + TO_RISKY) & under
-    suspicious[0] = (seen | risky) & TOP
+    found[0] = (seen | risky) & TOP
 
 
 def ready() -> None:
