@@ -230,14 +230,14 @@ def show(
 
     Dialect, constants, tables, sizes, and which loaders take it; reads headers only.
     """
-    from engramctl import report
+    from engramctl import report, show_lines
     from engramctl import show as look
 
     found = look.describe(path, profile)
     if json:
         report.as_json("show", True, found)
     else:
-        report.facts(look.lines(found))
+        report.facts(show_lines.lines(found))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

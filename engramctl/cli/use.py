@@ -155,22 +155,20 @@ def lookup(
     force: Force = False,
 ) -> None:
     """Read rows by number, as an npy array."""
-    from engramctl import reference
+    from engramctl import tables
     from engramctl.cli import inputs
     from engramctl.cli.output import emit, npy, refuse_existing
-    from engramctl.source import open_source, the_layer
-    from formats import row264
 
     refuse_existing(output, force)
-    with open_source(source, profile) as opened:
-        table = opened.table(the_layer(opened, layer))
+    with tables.open_tables(source, profile) as opened:
+        table = opened.table(layer)
         wanted = inputs.read_rows(rows, rows_file, table.rows)
         if to is ValuesForm.raw:
             emit(output, npy(table.read(wanted)), force)
         elif to is ValuesForm.f32:
-            emit(output, npy(row264.decode(table.read_valid(wanted))), force)
+            emit(output, npy(table.values(wanted)), force)
         else:
-            emit(output, npy(reference.lookup(table.read_valid(wanted))), force)
+            emit(output, npy(table.bf16(wanted)), force)
 
 
 def run(

@@ -40,7 +40,12 @@ class Facts:
     def name(self, role: str, layer: int) -> str:
         return self.dialect.tensors[role].format(layer=layer)
 
+    def key(self, role: str) -> str:
+        return self.dialect.keys[role].name
+
     def tensor(self, role: str, layer: int) -> TensorInfo | None:
+        if role not in self.dialect.tensors:
+            return None
         name = self.name(role, layer)
         return next((tensor for tensor in self.header.tensors if tensor.name == name), None)
 

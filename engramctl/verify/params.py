@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
-from engramctl import params_file
+from engramctl import container_sizes, params_file, sidecars
 from engramctl.checkpoint import read_config as checkpoint_config
-from engramctl.container import read_config as container_config
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import FoundMap, is_container
 from engramctl.verify import constants
 from engramctl.verify.constants import Expectation, Stored
 from engramctl.verify.result import Coverage, Result
-from formats.dialects import DS4
+from formats import recognise, tsd41
+from formats.dialects import DS4, TENSORSHARP
 from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.gguf_file import read_header
@@ -44,12 +44,13 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     if ids is not None:
         made = constants.derived(sizes, layers, ids, profile)
         derived = {role: value for role, value in constants.of_params(made).items() if role != "token_map" or sure}
+        derived |= constants.of_sizes(sizes)
         expectations.append(Expectation("derived", derived))
     public = constants.published(sizes, layers, profile)
     if public is None:
         result.notes.append(f"not the sizes of profile {profile.name}: compared with the derivation alone")
     else:
-        expectations.append(Expectation("published", constants.of_params(public)))
+        expectations.append(Expectation("published", constants.of_params(public) | constants.of_sizes(profile.sizes)))
     if ids is None:
         result.notes.append("no token map: nothing could be derived")
     elif sure is None:
@@ -84,15 +85,28 @@ def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap |
         return stored, sizes, own
     if is_container(path):
         header = read_header(path, strict=False)
-        config = container_config(header, DS4)
-        whole = None if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
-        return constants.of_container(header, DS4), whole, None
+        dialect = recognise.recognise(header).best or DS4
+        stored = constants.of_container(header, dialect)
+        return stored, container_sizes.of_container(header, dialect, stored.constants, profile), None
+    if (found_file := sidecars.recognise(path)) is not None and found_file.dialect is TENSORSHARP:
+        return _of_tsd41(path), None, None
     with ReadFile.open(path) as file:
         found = params_file.read(file.read(0, min(file.size, params_file.MOST_BYTES + 1), "params"), str(path))
     stored = constants.of_file(found)
     if found["token_map_sha256"] is not None and "token_map" not in stored.constants and _fits(profile, found):
         _digest(found["token_map_sha256"], profile, stored)
     return stored, None, None
+
+
+def _of_tsd41(path: Path) -> Stored:
+    with ReadFile.open(path) as file:
+        found = tsd41.read(file)
+    stored = Stored(names={role: role for role in constants.ROLES})
+    for role in ("compressed", "pad_token_id", "size", "heads", "width"):
+        stored.constants[role] = [getattr(found, role)]
+    for role in ("layers", "rows", "token_map", "multipliers", "moduli", "offsets"):
+        stored.constants[role] = np.asarray(getattr(found, role)).reshape(-1).tolist()
+    return stored
 
 
 def _digest(stated: str, profile: Profile, stored: Stored) -> None:
@@ -108,9 +122,9 @@ def sizes_of(path: Path, profile: Profile) -> tuple[Sizes | None, FoundMap | Non
         sizes = None if config is None else configs.read_sizes(config, profile, str(path / "config.json"))
         return sizes, tokenizer_map(path / "tokenizer.json")
     header = read_header(path, strict=False)
-    config = container_config(header, DS4)
-    whole = None if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
-    ids = _as_map(constants.of_container(header, DS4))
+    dialect = recognise.recognise(header).best or DS4
+    stored = constants.of_container(header, dialect)
+    whole, ids = container_sizes.of_container(header, dialect, stored.constants, profile), _as_map(stored)
     return whole, None if ids is None else FoundMap(ids, str(path))
 
 

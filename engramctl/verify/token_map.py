@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from engramctl import maps
 from engramctl.arrays import STDIN, open_data
 from engramctl.profiles import Profile
 from engramctl.source import FoundMap, is_container
@@ -62,7 +63,12 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
     derived = None if tokenizer is None else params.tokenizer_map(tokenizer)
     if tokenizer is not None and derived is None:
         raise FormatError(tokenizer, None, "a tokenizer.json", "nothing there")
-    if path == STDIN or not (path.is_dir() or is_container(path)):
+    if path != STDIN and path.is_file() and (inside := maps.inside(path)) is not None:
+        stated_sizes = params.sizes_of(path, profile)[0] if is_container(path) else None
+        stated = None if stated_sizes is None else (stated_sizes.vocabulary, stated_sizes.compressed)
+        ours = (profile.sizes.vocabulary, profile.sizes.compressed)
+        return check(inside, derived, profile, stated, published and stated in (None, ours))
+    if path == STDIN or not path.is_dir():
         data = open_data(path)
         if data.size > MOST_BYTES:
             raise FormatError(data.where, None, f"a token map of at most {MOST_BYTES} bytes", f"{data.size}")
@@ -73,7 +79,7 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
     if own is not None and path.is_dir():  # the map that a conversion would use, against the second derivation
         derived, own = derived or own, _built(path / "tokenizer.json")
     if own is None:
-        raise FormatError(path, None, "a token map" if path.is_file() else "a tokenizer.json", "none")
+        raise FormatError(path, None, "a tokenizer.json", "none")
     stated = None if sizes is None else (sizes.vocabulary, sizes.compressed)
     ours = (profile.sizes.vocabulary, profile.sizes.compressed)
     return check(own, derived, profile, stated, published and stated in (None, ours))

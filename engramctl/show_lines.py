@@ -1,0 +1,58 @@
+"""What `show` found, for people: names and values, one a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engramctl.show import LISTED
+
+
+def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same for people: names and values."""
+    pairs = [(found["kind"], found["path"]), ("dialect", found["dialect"] or f"none; nearest is {found['nearest']}")]
+    if found.get("sure"):
+        pairs.append(("sure", found["sure"]))
+    pairs += [("note", note) for note in found.get("notes", [])]
+    pairs += [("missing", name) for name in found["missing"]]
+    pairs += [("missing shard", name) for name in found.get("missing_shards", [])]
+    pairs += [("wrong", f"{w['where']}: expected {w['expected']}, found {w['found']}") for w in found["wrong"]]
+    if found["config_problem"]:
+        pairs.append(("config", found["config_problem"]))
+    for name, loader in found["loaders"].items():
+        whys = [f"{why['where']}: expected {why['expected']}, found {why['found']}" for why in loader["why"]]
+        if name != (found["dialect"] or found["nearest"]):  # another dialect's loader: one reason is enough
+            whys = [f"{whys[0]} (and {len(whys) - 1} more)" if len(whys) > 1 else whys[0]] if whys else []
+        pairs.append((f"loader {name}", "accepts it" if loader["accepts"] else "refuses it"))
+        pairs += [("", why) for why in whys]
+    if "file_bytes" in found:
+        pairs.append(
+            (
+                "container",
+                f"GGUF version {found['version']}, alignment {found['alignment']}, {found['file_bytes']:,} bytes",
+            )
+        )
+    if found["sizes"]:
+        pairs.append(("sizes", ", ".join(f"{name} {value}" for name, value in found["sizes"].items())))
+    pairs += [
+        ("differs", f"{name}: {d['here']}, profile {found['profile']} has {d['profile']}")
+        for name, d in found["differs_from_profile"].items()
+    ]
+    pairs += [("fact", f"{name}: {value}") for name, value in found.get("facts", {}).items()]
+    pairs.append(("token map", ", ".join(f"{value}" for value in found["token_map"].values())))
+    pairs += [("constant", f"{name}: {c['type']} {_short(c)}") for name, c in found["constants"].items()]
+    pairs += [
+        (
+            "tensor",
+            f"{t['name']}: {t.get('type') or t.get('dtype')} {t['shape']} at {t['start']:,}, {t['bytes'] or 0:,} bytes",
+        )
+        for t in found["tensors"]
+    ]
+    return pairs
+
+
+def _short(constant: dict[str, Any]) -> str:
+    value = constant.get("value", constant.get("begins"))
+    if isinstance(value, list):
+        more = ", ..." if constant["count"] > LISTED else ""
+        return f"[{', '.join(map(str, value[:LISTED]))}{more}] of {constant['count']}"
+    return str(value)
