@@ -11,6 +11,7 @@ from formats import row_layouts
 from formats.dialect import Dialect, Key
 from formats.dialects import DIALECTS
 from formats.disk import ReadFile
+from formats.errors import FormatError
 from formats.gguf_file import GGML_TYPES, GgufHeader, TensorInfo, Value, ValueType
 
 UNDERWAY = "conversion_underway"  # dongnh311/ds4-metal-qwen gguf-tools/deepseek41_engram_q4.c, while it works
@@ -150,7 +151,15 @@ def layout_of(header: GgufHeader, dialect: Dialect, table: TensorInfo) -> row_la
 
 
 def _plausible(header: GgufHeader, table: TensorInfo, stored: int) -> str | None:
-    """The layout that some rows say they are in, spread over the part of the table that is no hole."""
+    """The layout that some rows say they are in, spread over the part of the table that is no hole; None if unread."""
+    try:
+        samples = _sample(header, table, stored)
+    except (OSError, FormatError):
+        return None
+    return row_layouts.plausible(np.frombuffer(b"".join(samples), np.uint8).reshape(-1, stored)) if samples else None
+
+
+def _sample(header: GgufHeader, table: TensorInfo, stored: int) -> list[bytes]:
     rows = table.shape[1] if len(table.shape) == 2 else 0
     end = min(table.start + rows * stored, header.file_size)
     samples = []
@@ -164,9 +173,7 @@ def _plausible(header: GgufHeader, table: TensorInfo, stored: int) -> str | None
                     break
             if len(samples) >= SAMPLED_ROWS:
                 break
-    if not samples:
-        return None
-    return row_layouts.plausible(np.frombuffer(b"".join(samples), np.uint8).reshape(-1, stored))
+    return samples
 
 
 def _odd_tensor(header: GgufHeader, dialect: Dialect, role: str, tensor: TensorInfo) -> Wrong | None:

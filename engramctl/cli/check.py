@@ -255,10 +255,7 @@ def packing_(
 @app.command("file", epilog=edge.EXITS)
 def file_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A container.")],
-    loader: Annotated[
-        str | None,
-        typer.Option("--loader", metavar="NAME", help="Whose rules: ds4, llamacpp, split-i8, all; else its dialect's."),
-    ] = None,
+    loader: Annotated[str | None, typer.Option("--loader", metavar="NAME", help="Whose rules, or all.")] = None,
     release: Release = False,
     profile: Profile = DEFAULT,
     json: Json = False,

@@ -155,7 +155,7 @@ def _notes(facts: Facts, seen: Recognised, result: Result) -> None:
                 result.notes.append(f"{gate.name} is {kind_of(gate)}: a gate weight that is not F32 or BF16 is inexact")
         first = facts.dialect.placement == "tail" and layer == facts.sizes.layers[0]
         if first and start is not None and start.start % facts.dialect.alignment and not start.start % 4096:
-            result.notes.append(f"{start.name} is aligned to 4096: loaders on machines with such pages take it")
+            result.notes.append(f"{start.name} is aligned to 4096: loaders on machines with pages of 4096 take it")
 
 
 def _not_release(facts: Facts, profile: Profile, config: Mapping[str, Any] | None) -> str | None:
