@@ -68,10 +68,22 @@ def tables(file: ReadFile, found: Sidecar) -> dict[int, Table]:
     layer = found.layers[0] if found.layers else 0
     if found.dialect is ROW264_PAGED:
         part = Part(file, PAGED_HEADER, row264.ROW_BYTES, facts["page_rows"], facts["page_bytes"])
-        return {layer: Table(layer, facts["rows_end"], (part,), row_layouts.ROW264, facts["first"])}
+        return {layer: Table(layer, facts["rows_end"], (part,), row_layouts.ROW264, facts["first"], facts["rows"])}
     layout = row_layouts.ROW264 if found.dialect is ROW264_BARE else row_layouts.ggml("Q4_K")
     assert layout is not None
-    return {layer: Table(layer, facts["rows"], (Part(file, facts.get("offset", 0), layout.stored),), layout)}
+    part = Part(file, facts.get("offset", 0), layout.stored)
+    return {layer: Table(layer, facts["rows"], (part,), layout, covered=_ranges(facts.get("ranges"), facts["rows"]))}
+
+
+def _ranges(stated: object, rows: int) -> tuple[tuple[int, int], ...]:
+    """A manifest's row ranges, as far as they make sense."""
+    made = []
+    for each in stated if isinstance(stated, list) else ():
+        if isinstance(each, list) and len(each) == 2 and all(type(x) is int for x in each):
+            first, last = each
+            if 0 <= first < last <= rows:
+                made.append((first, last))
+    return tuple(sorted(made))
 
 
 def _hlwq(file: ReadFile) -> Sidecar:

@@ -45,6 +45,13 @@ class Table:
     parts: tuple[Part, ...]
     layout: RowLayout = ROW264
     first: int = 0  # rows before this one are in another file
+    total: int | None = None  # rows of the whole layer, where this file holds a part of them
+    covered: tuple[tuple[int, int], ...] = ()  # ranges that hold rows, where not all do
+
+    @property
+    def whole(self) -> int:
+        """Rows of the layer, here or elsewhere."""
+        return self.rows if self.total is None else self.total
 
     @property
     def plain(self) -> bool:

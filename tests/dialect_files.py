@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,7 @@ def read_model(checkpoint: Path, container: Path) -> Model:
         powers = np.exp2(np.frombuffer(data, np.uint8).astype(np.float32).reshape(blocks) - 127)
         projection[layer] = weight * np.kron(powers, np.ones((32, 32), np.float32))
     ids = GGUFReader(container).fields["deepseek41.engram.token_map"].contents()
+    gc.collect()  # a reader's memory map is an open file
     return Model(
         layers,
         text["engram_num_embeddings"],

@@ -19,13 +19,14 @@ from engramctl.hash_params import MOST_COLUMNS
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
 from engramctl.table import Table
-from engramctl.verify import constants
+from engramctl.verify import constants, quantised
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 from engramctl.verify.sides import WEIGHTS, Side, Weight, bands
 from formats import row264
 
 CHECK = "packing"
 CHUNK_ROWS = 16384  # 4 MB a side
+LOSSY_ROWS = 2048  # 4 MB a side as float64
 MOST_SAMPLE = 1 << 22
 
 Progress = Callable[[int], None]  # bytes compared since the last call
@@ -55,7 +56,8 @@ def check(want: Side, have: Side, profile: Profile, asked: Asked, progress: Prog
     if holes:
         result.notes.append(f"{holes} rows lie in holes on both sides and count as zeros read")
     compared = [layer for layer in layers if layer in want.tables and layer in have.tables]
-    for layer in compared:
+    rows_alone = any(side.stored is not None and not side.stored.names for side in (want, have))
+    for layer in compared if not rows_alone else ():
         for role in WEIGHTS:
             _weight(want, have, layer, role, result)
     _constants(want, have, asked.layer, result)
@@ -97,8 +99,8 @@ def _table(
 ) -> int:
     """Compare one layer's rows; how many lay in holes on both sides."""
     expected, found = want.tables[layer], have.tables[layer]
-    if expected.rows != found.rows:
-        result.add(CHECK, f"layer {layer}", f"{expected.rows} rows", f"{found.rows}")
+    if expected.whole != found.whole:
+        result.add(CHECK, f"layer {layer}", f"{expected.whole} rows", f"{found.whole}")
     count = min(expected.rows, found.rows)
     result.coverage.of += expected.rows
     if asked.sample is not None:
@@ -106,14 +108,25 @@ def _table(
         result.coverage.checked += picked.size
         for start in range(0, picked.size, CHUNK_ROWS):
             some = picked[start : start + CHUNK_ROWS]
-            _rows(layer, some, expected.read(some), found.read(some), result)
+            if expected.layout.lossless and found.layout.lossless:
+                _rows(layer, some, expected.read(some), found.read(some), result)
+            else:
+                _values(expected, found, some, result)
             progress(some.size * row264.ROW_BYTES)
         return 0
-    ranges = [(0, count)] if asked.rows is None else rowsets.joined(asked.rows, count)
+    lowest = max(expected.first, found.first)
+    ranges = [(lowest, count)] if asked.rows is None else rowsets.joined(asked.rows, count)
+    covered = found.covered or expected.covered
+    if covered and asked.rows is None:
+        ranges = [(max(first, lowest), min(last, count)) for first, last in covered]
+    if lowest or covered or count < expected.whole:
+        result.notes.append(f"layer {layer}: only the rows that the file holds were compared; others are elsewhere")
     if asked.rows is not None and max(last for _, last in asked.rows) > expected.rows:
         raise EngramctlError(
             "--rows", f"rows in 0..{expected.rows - 1} of layer {layer}", f"{max(last for _, last in asked.rows) - 1}"
         )
+    if not (expected.layout.lossless and found.layout.lossless):
+        return _reencoded(expected, found, ranges, progress, result)
     total, read = sum(last - first for first, last in ranges), 0
     buffers = np.empty((2, CHUNK_ROWS, row264.ROW_BYTES), np.uint8)
     for first, last in _pieces(expected, found, ranges):
@@ -124,6 +137,32 @@ def _table(
         progress((last - first) * row264.ROW_BYTES)
     result.coverage.checked += total
     return total - read
+
+
+def _reencoded(expected: Table, found: Table, ranges: Sequence[Range], progress: Progress, result: Result) -> int:
+    """Rows of which one side is lossy: values within its type's bound, or equal bytes where both are of one type."""
+    for first, last in ranges:
+        for row in range(first, last, LOSSY_ROWS):
+            some = np.arange(row, min(row + LOSSY_ROWS, last))
+            _values(expected, found, some, result)
+            progress(some.size * row264.ROW_BYTES)
+    result.coverage.checked += sum(last - first for first, last in ranges)
+    return 0
+
+
+def _values(expected: Table, found: Table, rows: NDArray[np.int64], result: Result) -> None:
+    if expected.layout.name == found.layout.name:
+        _rows(expected.layer, rows, expected.read(rows), found.read(rows), result)
+        return
+    lossy = found.layout if not found.layout.lossless else expected.layout
+    want, have = (table.layout.decode(table.read(rows)).astype(np.float64) for table in (expected, found))
+    wrong = quantised.outside(want, have, lossy.name)
+    for row, allowed, off in wrong:
+        result.add(CHECK, f"layer {expected.layer} row {rows[row]}", allowed, off)
+    share = quantised.limit(lossy.name)
+    note = f"{lossy.name} rows are re-encoded: values were compared, to within {share} of each row's RMS"
+    if note not in result.notes:
+        result.notes.append(note)
 
 
 def seeded_rows(
@@ -142,8 +181,13 @@ def seeded_rows(
 def _pieces(one: Table, other: Table, ranges: Sequence[Range]) -> Iterator[Range]:
     """Ranges of at most CHUNK_ROWS rows in which either side holds data, ascending."""
     for first, last in ranges:
-        for start, stop in joined(heapq.merge(data_rows(one, first, last), data_rows(other, first, last))):
+        for start, stop in joined(heapq.merge(_data(one, first, last), _data(other, first, last))):
             yield from ((row, min(row + CHUNK_ROWS, stop)) for row in range(start, stop, CHUNK_ROWS))
+
+
+def _data(table: Table, first: int, last: int) -> Iterator[Range]:
+    """Where a table is no hole; of pages that is not asked."""
+    return iter([(first, last)]) if any(part.page_rows for part in table.parts) else data_rows(table, first, last)
 
 
 def _words(rows: Rows) -> NDArray[np.uint64]:
@@ -153,6 +197,9 @@ def _words(rows: Rows) -> NDArray[np.uint64]:
 def read_range(table: Table, first: int, last: int, buffer: Rows) -> Rows:
     """Rows first..last, their parts side by side, in `buffer`."""
     rows, column = buffer[: last - first], 0
+    if not table.plain:
+        rows[...] = table.read(np.arange(first, last))
+        return rows
     for part in table.parts:
         start, size = part.start + first * part.stride, (last - first) * part.stride
         whole = part.stride == row264.ROW_BYTES
@@ -199,6 +246,11 @@ def _band(expected: Weight, found: Weight, first: int, rows: int, result: Result
         return
     zeros = np.zeros((rows, expected.shape[1]))
     want, have = zeros if want is None else want, zeros if have is None else have
+    if not (expected.exact and found.exact):
+        kind = found.kind if not found.exact else expected.kind
+        for row, allowed, off in quantised.outside(want, have, kind):
+            result.add(CHECK, f"tensor {found.name} row {first + row}", allowed, off)
+        return
     differs = (want != have) | (np.signbit(want) != np.signbit(have))
     count = int(np.count_nonzero(differs))
     if not count:
@@ -213,15 +265,16 @@ def _band(expected: Weight, found: Weight, first: int, rows: int, result: Result
 def _constants(want: Side, have: Side, layer: int | None, result: Result) -> None:
     """Keys and texts of a container, whichever side it is on; two checkpoints have none."""
     stored = have.stored
-    if stored is None:
-        if want.stored is not None:
+    if stored is None or not stored.names:  # a checkpoint, or a file of rows alone
+        if want.stored is not None and want.stored.names:
             _constants(have, want, layer, result)
         return
     layers = tuple(sorted(have.tables)) if have.sizes is None else constants.container_layers(stored, have.sizes)
     layers = tuple(each for each in layers if each in want.tables) or tuple(sorted(want.tables))
     constants.compare("constants", stored, want.expected(layers), layers, result)
-    for role, expected in want.texts.items():
-        found = have.texts.get(role)
+    theirs = have.texts
+    for role, expected in (want.texts or {}).items() if theirs is not None else ():
+        found = None if theirs is None else theirs.get(role)
         if found != expected:
             text = f"the {role} of {want.path}" if role == "config" else expected
             result.add(

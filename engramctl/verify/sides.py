@@ -59,7 +59,7 @@ class Side:
     weights: Mapping[tuple[int, str], Weight]
     expected: Callable[[tuple[int, ...]], list[Expectation]]  # what the other's constants must be, for these layers
     stored: Stored | None  # None: a checkpoint stores none
-    texts: Mapping[str, str]  # config and encoding
+    texts: Mapping[str, str] | None  # config and encoding, where the dialect has them
     sizes: Sizes | None  # the whole model's
 
 
@@ -95,6 +95,7 @@ def of_checkpoint(source: CheckpointSource) -> Side:
         stated["rows"] = [tables[layer].rows for layer in layers]
         made = [Expectation("the checkpoint has it", stated)]
         made.append(Expectation("derived", constants.of_params(constants.derived(whole, layers, ids, source.profile))))
+        made.append(Expectation("the checkpoint has it", constants.of_sizes(whole)))
         public = constants.published(whole, layers, source.profile)
         return made if public is None else [*made, Expectation("published", constants.of_params(public))]
 
@@ -121,7 +122,7 @@ def of_container(stack: ExitStack, path: Path, profile: Profile) -> Side:
             tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
             if tensor is not None:
                 weights[layer, role] = _weight_of(file, path, tensor)
-    texts = {}
+    texts: dict[str, str] | None = None
     if dialect.layout == "row264" and "encoding" in dialect.keys:
         named = (("encoding", dialect.keys["encoding"].name), ("config", dialect.config))
         texts = {role: str(header.keys[key].value) for role, key in named if key in header.keys}
@@ -139,7 +140,7 @@ def of_sidecar(stack: ExitStack, path: Path, profile: Profile) -> Side:
     if found is None:
         raise FormatError(path, None, "a checkpoint, a container or a file of rows", "none of them")
     tables = sidecars.tables(stack.enter_context(ReadFile.open(path)), found)
-    return Side(path, tables, {}, lambda layers: [], Stored(), {}, None)
+    return Side(path, tables, {}, lambda layers: [], Stored(), None, None)
 
 
 def _weight_of(file: ReadFile, path: Path, tensor: TensorInfo) -> Weight:
