@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engramctl.cli import about, check, convert, edge, use
+from engramctl.cli import about, check, convert, edge, mend, use
 
 app = typer.Typer(
     add_completion=False,
@@ -36,8 +36,9 @@ def root(
     """Convert, check and explain hashed n-gram memory tables (DeepSeek V4.1 Flash Engram)."""
 
 
-COMMANDS = about.COMMANDS | convert.COMMANDS | use.COMMANDS
-ORDER = ("demo", "synth", "map", "params", "repack", "show", "hash", "lookup", "run", "profiles")  # as one meets them
+COMMANDS = about.COMMANDS | convert.COMMANDS | mend.COMMANDS | use.COMMANDS
+# as one meets them
+ORDER = ("demo", "synth", "map", "params", "repack", "show", "repair", "hash", "lookup", "run", "profiles")
 for name in sorted(COMMANDS, key=ORDER.index):
     app.command(name, epilog=edge.EXITS)(COMMANDS[name])
 app.add_typer(check.app, name="check")

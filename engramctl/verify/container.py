@@ -80,7 +80,7 @@ def _all(path: Path, header: GgufHeader, profile: Profile, seen: Recognised) -> 
         result.coverage.checked += len(ran)
         why = [{"where": f.where, "expected": f.expected, "found": f.found, "rule": f.check} for f in own.findings]
         loaders[name] = {"accepts": accepts, "findings_total": own.total, "why": why, "rules": ran}
-        result.notes.append(f"loader {name}: {'accepts it' if accepts else f'refuses it: {own.total} rules broken'}")
+        result.notes.append(f"loader {name}: {'accepts it' if accepts else f'refuses it, {own.total} findings'}")
         for finding in own.findings if not accepts else ():
             result.add(finding.check, finding.where, finding.expected, finding.found)
     if any(loader["accepts"] for loader in loaders.values()):

@@ -1,0 +1,125 @@
+"""repair: write a header with the right constants before tables that do not move: to a new file, or in place.
+
+In place the file system makes room at the start (Linux, ext4 and XFS), and the new header is written into it. Killed at
+any step, the journal finishes or undoes it. Power loss in the middle of the insertion itself is not promised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+from engramctl import repair_journal
+from engramctl.errors import EngramctlError
+from engramctl.repair_plan import RepairPlan
+from formats import disk, ranges
+from formats.disk import ReadFile, WriteFile
+from formats.errors import FormatError
+
+SPARE_BYTES = 16 << 20
+BOTH_WAYS = "--resume finishes it, --undo takes it back"
+
+Progress = Callable[[int], None]
+
+
+def to_file(made: RepairPlan, output: Path, force: bool = False, progress: Progress = lambda n: None) -> str:
+    """The repaired file under another name, whole or not at all; the way that the tables went."""
+    disk.refuse_existing(output, force)
+    partial = output.with_name(output.name + ".partial")
+    if partial.exists() and not force:
+        raise EngramctlError(str(partial), "no unfinished output", "one", "--force starts again")
+    with contextlib.suppress(FileNotFoundError):
+        disk.system.unlink(partial)
+    _require_room(made, output)
+    try:
+        with ReadFile.open(made.header.path) as source, WriteFile.create(partial) as file:
+            file.resize(made.data_start + source.size - made.header.data_start)
+            way = ranges.copy(source, made.header.data_start, file, made.data_start, progress)
+            file.write(0, made.head)
+            file.sync()
+        disk.publish(partial, output, force)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            disk.system.unlink(partial)
+        raise
+    return way
+
+
+def _require_room(made: RepairPlan, output: Path) -> None:
+    if not output.parent.is_dir():
+        raise FormatError(output.parent, None, "a folder", "a file" if output.parent.exists() else "nothing there")
+    with ReadFile.open(made.header.path) as source:
+        needed = len(made.head) + sum(b - a for a, b in source.data(made.header.data_start, source.size)) + SPARE_BYTES
+    free = disk.free_bytes(output.parent)
+    if free < needed and output.parent.stat().st_dev != made.header.path.stat().st_dev:
+        raise EngramctlError(str(output.parent), f"{needed} free bytes", f"{free}")
+
+
+def in_place(made: RepairPlan) -> None:
+    """The repaired header in the file itself; the journal is there until it is done."""
+    path = made.header.path
+    if repair_journal.journal_of(path).exists():
+        raise EngramctlError(str(path), "no interrupted repair", "one", BOTH_WAYS)
+    inserted = made.moved
+    if inserted < 0 or inserted % ranges.block_of(path):
+        what = "a header that ends on the file system's blocks"
+        raise EngramctlError(str(path), what, f"{inserted} bytes to be put in", "-o FILE writes a repaired copy")
+    with ReadFile.open(path) as file:
+        old = file.read(0, made.header.data_start, "the header")
+        body, size = repair_journal.sample(file, made.header.data_start), file.size
+    repair_journal.begin(path, old, made.head, inserted, size, body)
+    try:
+        if inserted:
+            ranges.insert(path, inserted)
+    except OSError as error:
+        if disk.system.status(path).st_size != size:
+            raise  # it was put in, and then something broke: the journal knows
+        repair_journal.remove(path)
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOTTY):
+            what = "a file system that puts ranges into files (Linux: ext4, XFS)"
+            raise EngramctlError(str(path), what, "one that does not", "-o FILE writes a repaired copy") from None
+        raise
+    _write_head(path, made.head)
+    repair_journal.remove(path)
+
+
+def resume(path: Path) -> str:
+    """Finish an interrupted repair in place."""
+    found, old, new = repair_journal.read(path)
+    if _state(path, found) == "before" and found.inserted:
+        _write_head(path, old)  # an undo may have been interrupted
+        ranges.insert(path, found.inserted)
+    _write_head(path, new)
+    repair_journal.remove(path)
+    return "finished"
+
+
+def undo(path: Path) -> str:
+    """Take an interrupted repair back."""
+    found, old, _ = repair_journal.read(path)
+    if _state(path, found) == "after" and found.inserted:
+        ranges.collapse(path, found.inserted)
+    _write_head(path, old)
+    repair_journal.remove(path)
+    return "undone"
+
+
+def _state(path: Path, found: repair_journal.Journal) -> str:
+    """Was the room made? By the file's size, and by the first tensor bytes being where they then are."""
+    with ReadFile.open(path) as file:
+        after = file.size == found.size + found.inserted and found.inserted > 0
+        if not after and file.size != found.size:
+            sizes = f"{found.size} or {found.size + found.inserted} bytes, as its journal says"
+            raise FormatError(path, None, sizes, f"{file.size}")
+        place = found.old_end + (found.inserted if after else 0)
+        if repair_journal.sample(file, place) != found.body_sha256:
+            raise FormatError(path, place, "the tensor data that its journal is about", "other bytes")
+    return "after" if after else "before"
+
+
+def _write_head(path: Path, head: bytes) -> None:
+    with WriteFile.open(path) as file:
+        file.write(0, head)
+        file.sync()
