@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from engramctl import config as configs
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Sizes
 from formats import gguf_file as gguf
@@ -69,3 +70,20 @@ def same(stored: Value, wanted: Value) -> bool:
         alike = np.issubdtype(stored.value.dtype, np.integer) and stored.value.shape == wanted.value.shape
         return bool(alike) and stored.value.tolist() == wanted.value.tolist()
     return type(stored.value) is type(wanted.value) and bool(stored.value == wanted.value)
+
+
+def hyperparameters(dialect: Dialect, config: dict[str, Any], path: str) -> list[tuple[str, Value]]:
+    """Each published hyperparameter that the config has, under the dialect's prefix and with its type."""
+    part = configs.text_part(config, path)
+    keys = []
+    for key in dialect.hyperparameters:
+        names = key.name.removeprefix(f"{dialect.architecture}.").split(".")
+        value: Any = part
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            continue
+        if names == ["compress_ratios"] and isinstance(value, list):
+            value = value[: part.get("num_hidden_layers") or len(value)]  # the rest are the draft blocks'
+        keys.append((key.name, typed(key, value, path)))
+    return keys

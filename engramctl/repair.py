@@ -70,6 +70,11 @@ def in_place(made: RepairPlan) -> None:
         old = file.read(0, made.header.data_start, "the header")
         body, size = repair_journal.sample(file, made.header.data_start), file.size
     repair_journal.begin(path, old, made.head, inserted, size, body)
+    write_over(path, made.head, inserted, size)
+
+
+def write_over(path: Path, head: bytes, inserted: int, size: int) -> None:
+    """Make room at the start of a file of `size` bytes and write the head; its journal is there, and goes."""
     try:
         if inserted:
             ranges.insert(path, inserted)
@@ -81,13 +86,16 @@ def in_place(made: RepairPlan) -> None:
             what = "a file system that puts ranges into files (Linux: ext4, XFS)"
             raise EngramctlError(str(path), what, "one that does not", "-o FILE writes a repaired copy") from None
         raise
-    _write_head(path, made.head)
+    _write_head(path, head)
     repair_journal.remove(path)
 
 
 def resume(path: Path) -> str:
     """Finish an interrupted repair in place."""
     found, old, new = repair_journal.read(path)
+    if found.grown:
+        hint = "--undo takes it back; then repack --append-to again"
+        raise EngramctlError(str(path), "a repair that can be finished", "an append that was writing its tail", hint)
     if _state(path, found) == "before" and found.inserted:
         _write_head(path, old)  # an undo may have been interrupted
         ranges.insert(path, found.inserted)
@@ -99,6 +107,10 @@ def resume(path: Path) -> str:
 def undo(path: Path) -> str:
     """Take an interrupted repair back."""
     found, old, _ = repair_journal.read(path)
+    if found.grown:
+        with WriteFile.open(path) as file:
+            file.resize(found.size)
+            file.sync()
     if _state(path, found) == "after" and found.inserted:
         ranges.collapse(path, found.inserted)
     _write_head(path, old)

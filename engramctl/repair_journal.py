@@ -32,6 +32,7 @@ class Journal:
     inserted: int  # bytes put in at the start
     body_sha256: str  # of the first bytes of the tensor data
     heads_sha256: str
+    grown: bool = False  # a tail is being written behind it: only undoing is possible
 
 
 def journal_of(path: Path) -> Path:
@@ -44,12 +45,21 @@ def sample(file: ReadFile, start: int) -> str:
     return hashlib.sha256(file.read(start, count, "tensor data")).hexdigest()
 
 
-def begin(path: Path, old: bytes, new: bytes, inserted: int, size: int, body: str) -> Journal:
+def begin(
+    path: Path,
+    old: bytes,
+    new: bytes,
+    inserted: int,
+    size: int,
+    body: str,
+    grown: bool = False,
+    force: bool = False,
+) -> Journal:
     """Write the journal, whole and durable."""
     digest = hashlib.sha256(old + new).hexdigest()
-    made = Journal(SCHEMA, size, len(old), len(new), inserted, body, digest)
+    made = Journal(SCHEMA, size, len(old), len(new), inserted, body, digest, grown)
     line = (json.dumps(asdict(made), separators=(",", ":")) + "\n").encode()
-    disk.write_whole(journal_of(path), [line, old, new])
+    disk.write_whole(journal_of(path), [line, old, new], force)
     return made
 
 

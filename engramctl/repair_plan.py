@@ -57,7 +57,7 @@ def plan(path: Path, header: GgufHeader, source: Dialect, target: Dialect, truth
         changes.append({"what": "place of the tables", "was": f"{header.data_start}", "now": f"{room} and a page"})
     while not _fits(bare, room, header.alignment):
         room += step
-    head = _padded(keys, tensors, bare, room, header.alignment)
+    head = head_of(keys, tensors, room, header.alignment)
     return RepairPlan(header, target, truth, tuple(changes), head, room)
 
 
@@ -65,13 +65,11 @@ def _fits(bare: bytes, room: int, alignment: int) -> bool:
     return len(bare) + PADDING_BYTES <= room or gguf.aligned(len(bare), alignment) == room
 
 
-def _padded(
-    keys: list[tuple[str, Value]],
-    tensors: list[tuple[str, int, tuple[int, ...], int]],
-    bare: bytes,
-    room: int,
-    alignment: int,
+def head_of(
+    keys: list[tuple[str, Value]], tensors: list[tuple[str, int, tuple[int, ...], int]], room: int, alignment: int
 ) -> bytes:
+    """A header of exactly `room` bytes; where zeros behind it would not do, a key of blanks is in it."""
+    bare = encode_parts(keys, tensors)
     if gguf.aligned(len(bare), alignment) == room:
         return bare + bytes(room - len(bare))
     blanks = room - len(bare) - PADDING_BYTES

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engramctl.extents import joined
 from engramctl.table import Part, Table
 from formats import row264, row_layouts, strict_json
 from formats.dialects import DS4_HLWQ, DS4_Q4K, ROW264_BARE, ROW264_PAGED, TENSORSHARP, Dialect
@@ -83,7 +84,8 @@ def _ranges(stated: object, rows: int) -> tuple[tuple[int, int], ...]:
             first, last = each
             if 0 <= first < last <= rows:
                 made.append((first, last))
-    return tuple(sorted(made))
+    whole = tuple(joined(iter(sorted(made))))
+    return () if whole == ((0, rows),) else whole
 
 
 def _hlwq(file: ReadFile) -> Sidecar:

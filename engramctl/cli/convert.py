@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from engramctl.cli import pack_other
 from engramctl.cli.options import STDIN, Force, Json, Output, Profile, Quiet, TokenMap
 
 Maybe = Path | None
@@ -172,6 +173,9 @@ def repack(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder or a safetensors file.")],
     output: OptionalOutput = None,
     layers: Annotated[str | None, typer.Option("--layers", metavar="1,14", help="Only these layers.")] = None,
+    dialect: pack_other.Dialects = "ds4",
+    append_to: pack_other.AppendTo = None,
+    in_place: pack_other.InPlace = False,
     kv_type: Annotated[
         KvForm, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
     ] = KvForm.f16,
@@ -198,10 +202,15 @@ def repack(
     from engramctl.cli.inputs import integers
     from engramctl.errors import EngramctlError
 
-    if output == STDIN or (output is None and not dry_run):
+    asked = pack_other.Asked(dialect, append_to, in_place, output, kv_type.value, dry_run, resume, force, json, quiet)
+    pack_other.refuse(asked)
+    if output == STDIN or (output is None and not dry_run and not in_place):
         raise EngramctlError("--output", "a file: containers are not streams", "none" if output is None else "-")
     wanted = None if layers is None else tuple(int(x) for x in integers(layers, "--layers"))
     with open_checkpoint(checkpoint, profile, maps.given(token_map), wanted) as source:
+        if asked.mine:
+            pack_other.run(source, asked)
+            return
         made = repack_plan.plan(source, kv_type.value, source_url, source_revision)
         if dry_run or output is None:
             facts = repack_plan.describe(made)

@@ -38,7 +38,7 @@ def root(
 
 COMMANDS = about.COMMANDS | convert.COMMANDS | mend.COMMANDS | use.COMMANDS
 # as one meets them
-ORDER = ("demo", "synth", "map", "params", "repack", "show", "repair", "hash", "lookup", "run", "profiles")
+ORDER = ("demo", "synth", "map", "params", "repack", "unpack", "show", "repair", "hash", "lookup", "run", "profiles")
 for name in sorted(COMMANDS, key=ORDER.index):
     app.command(name, epilog=edge.EXITS)(COMMANDS[name])
 app.add_typer(check.app, name="check")

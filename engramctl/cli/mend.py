@@ -114,4 +114,27 @@ def _report(made: RepairPlan, way: str, where: Path, json: bool, quiet: bool, dr
         edge.say(f"{where}: {verdict}; constants of {made.truth.origin}")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"repair": repair}
+def unpack(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A container or a file of rows, with lossless rows.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new or empty folder.")],
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="The model whose names and rules apply.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a lossless container's tables back as a safetensors checkpoint, byte for byte."""
+    from engramctl import report
+    from engramctl import unpack as back
+    from engramctl.cli import edge
+    from engramctl.repair_values import of_name
+
+    with report.progress(file.stat().st_size if file.is_file() else 0, output.name, quiet or json) as advance:
+        made = back.write(file, output, of_name(profile), advance)
+    if json:
+        report.as_json("unpack", True, {"output": str(output), **made})
+    elif not quiet:
+        edge.say(f"{output}: {len(made['tensors'])} tensors{', a config' if made['config'] else ''}")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"repair": repair, "unpack": unpack}

@@ -37,7 +37,7 @@ def _text(facts: Facts, key: str, expected: str) -> Iterator[Broken]:
     if found is None:
         yield f"key {key}", expected, "no such key"
     elif not isinstance(found.value, str):
-        yield f"key {key}", expected, f"a value of type {describe(found.type, found.item)}"
+        yield f"key {key}", expected, f"a value of type {describe(found)}"
     elif found.value != expected:
         yield f"key {key}", expected, f"{found.value!r}"[:60]
 
