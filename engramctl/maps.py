@@ -108,6 +108,11 @@ def _bytes(path: Path) -> bytes:
         return file.read(0, file.size, "token map")
 
 
+def is_tokenizer(path: Path) -> bool:
+    """Does the file say that it is one?"""
+    return not is_container(path) and path.stat().st_size <= token_map.MOST_BYTES and _is_tokenizer(_bytes(path))
+
+
 def _is_tokenizer(data: bytes) -> bool:
     """A JSON object that is no map: tokenizers say for themselves what is wrong with them."""
     if data.lstrip()[:1] != b"{":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engramctl.profiles import Sizes
 from formats import recognise
 from formats.dialect import Dialect, Key
 from formats.disk import ReadFile
@@ -27,6 +28,7 @@ class Stored:
     constants: dict[str, list[int]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     problems: list[tuple[str, str, str]] = field(default_factory=list)
+    guess: Sizes | None = None  # sizes that its own keys say, where nothing else does
 
 
 def of_container(header: GgufHeader, dialect: Dialect) -> Stored:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engramctl.cli import pack_other
 from engramctl.cli.options import STDIN, Force, Json, Output, Profile, Quiet, TokenMap
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Maybe = Path | None
 
@@ -25,6 +29,8 @@ class MapForm(StrEnum):
 class ParamsForm(StrEnum):
     json = "json"
     npz = "npz"
+    c = "c"
+    rust = "rust"
 
 
 class KvForm(StrEnum):
@@ -56,6 +62,9 @@ def make_map(
     allow_mismatch: Annotated[
         bool, typer.Option("--allow-mismatch", help="Write a map that is not the profile's.")
     ] = False,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="ID|TEXT", help="Which tokens share its compressed id, and why.")
+    ] = None,
     profile: Profile = "deepseek-v4.1-flash",
     force: Force = False,
     json: Json = False,
@@ -73,6 +82,9 @@ def make_map(
     refuse_both(json, output)
     known = profiles.load(profile)
     found = maps.read(source, known)
+    if explain is not None:
+        _explain(explain, source, found.ids, json)
+        return
     facts = maps.describe(found.ids, known)
     if facts["same"] or allow_mismatch:
         if output is not None:
@@ -92,6 +104,22 @@ def make_map(
     raise typer.Exit(code)
 
 
+def _explain(asked: str, source: Path | None, ids: NDArray[np.uint32], json: bool) -> None:
+    from engramctl import explain_map, report, vocabulary
+    from engramctl.maps import is_tokenizer
+
+    path = source / "tokenizer.json" if source is not None and source.is_dir() else source
+    if path is None:
+        path = vocabulary.extra_tokenizer()
+    elif path == STDIN or not path.is_file() or not is_tokenizer(path):
+        path = None
+    found = explain_map.explain(asked, ids, path)
+    if json:
+        report.as_json("map", True, {"explain": found})
+    else:
+        report.table(("class", "token", "piece", "key", "why"), explain_map.rows(found))
+
+
 def params(
     source: Annotated[
         Maybe, typer.Argument(metavar="[SOURCE]", help="A checkpoint, container or params file; the profile if absent.")
@@ -109,14 +137,16 @@ def params(
     """
     import json
 
-    from engramctl import constants, params_file, profiles
+    from engramctl import constants, params_code, params_file, profiles
     from engramctl.cli import edge
     from engramctl.cli.output import emit
 
     known = profiles.load(profile or profiles.DEFAULT)
     found = constants.read(source, profile, token_map)
     statuses, differs = constants.statuses(found, known), constants.differs_from_profile(found, known)
-    if to is ParamsForm.npz:
+    if to in (ParamsForm.c, ParamsForm.rust):
+        data = params_code.FORMS[to.value](found.params).encode()
+    elif to is ParamsForm.npz:
         data = params_file.to_npz(found.params)
     else:
         facts = {

@@ -32,7 +32,7 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     """
     stored, whole, own = read(path, profile)
     of_model, model_map = (None, None) if model is None else sizes_of(model, profile)
-    sizes = whole or of_model or profile.sizes
+    sizes = whole or of_model or stored.guess or profile.sizes
     shipped = FoundMap(profile.token_map(), f"profile {profile.name}") if _fits(profile, sizes) else None
     found_map = _as_map(stored)
     sure = given or own or model_map or shipped
@@ -40,6 +40,8 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     layers = constants.container_layers(stored, sizes)
     result = Result(Coverage("constants", 0, len(stored.constants) + len(stored.problems)))
     result.coverage.checked = len(stored.constants)
+    if whole is None and of_model is None and stored.guess is not None:
+        result.notes.append("the sizes are what its own keys say: --source CHECKPOINT gives better ones")
     expectations, derived = [], None
     if ids is not None:
         made = constants.derived(sizes, layers, ids, profile)
@@ -87,7 +89,10 @@ def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap |
         header = read_header(path, strict=False)
         dialect = recognise.recognise(header).best or DS4
         stored = constants.of_container(header, dialect)
-        return stored, container_sizes.of_container(header, dialect, stored.constants, profile), None
+        whole = container_sizes.of_container(header, dialect, stored.constants, profile)
+        if whole != profile.sizes and dialect.config not in header.keys:
+            stored.guess, whole = whole, None  # a file that says its own sizes proves little with them
+        return stored, whole, None
     if (found_file := sidecars.recognise(path)) is not None and found_file.dialect is TENSORSHARP:
         return _of_tsd41(path), None, None
     with ReadFile.open(path) as file:
