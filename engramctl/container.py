@@ -191,7 +191,8 @@ def _rows(
         raise FormatError(header.path, _at(dialect, "rows"), f"{len(layers)} entries, one a layer", found)
     made = []
     for number, layer in enumerate(layers):
-        tensor = header.tensor(dialect.tensors["table"].format(layer=layer)) if "table" in dialect.tensors else None
+        here = "table" in dialect.tensors and not recognise.elsewhere(header, dialect)
+        tensor = header.tensor(dialect.tensors["table"].format(layer=layer)) if here else None
         rows = roles["rows"][number] if "rows" in roles else -1 if tensor is None else tensor.shape[-1]
         if tensor is not None:
             kind = recognise.type_of(tensor)

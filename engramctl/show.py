@@ -15,13 +15,14 @@ from engramctl.checkpoint import DIALECT, read_config
 from engramctl.hash_params import digest
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import is_container
-from formats import safetensors_raw
+from formats import checkpoint_forms, safetensors_raw
 from formats.dialects import DS4, Dialect
 from formats.errors import FormatError
 from formats.gguf_file import GgufHeader, TensorInfo, read_header
 from formats.recognise import describe as describe_type
 from formats.recognise import recognise, type_of
 
+ENGRAM_DOT = ".engram."  # in the name of every tensor of a checkpoint's Engram
 ENGRAM = ".engram_"  # in the name of nearly every Engram tensor
 LISTED = 8  # items of a long array that are shown
 
@@ -47,7 +48,8 @@ def _checkpoint(path: Path, profile: Profile) -> dict[str, Any]:
     sizes, size_problem = _sizes(config, profile, str(path / safetensors_raw.CONFIG_NAME))
     layers = profile.sizes.layers if sizes is None else sizes.layers
     names = {tensor.of(layer): layer for layer in layers for tensor in profile.tensors.values()}
-    found = safetensors_raw.read_checkpoint(path, lambda name: name in names, strict=False)
+    found = safetensors_raw.read_checkpoint(path, lambda name: name in names or ENGRAM_DOT in name, strict=False)
+    form, whose = checkpoint_forms.recognise(found.tensors)
     tensors = [
         {
             "name": t.name,
@@ -63,9 +65,9 @@ def _checkpoint(path: Path, profile: Profile) -> dict[str, Any]:
     return {
         "path": str(path),
         "kind": "checkpoint",
-        "dialect": DIALECT if not absent else None,
-        "nearest": DIALECT,
-        "notes": [],
+        "dialect": form.name if form is not None and form.name != DIALECT else None if absent else DIALECT,
+        "nearest": DIALECT if form is None else form.name,
+        "notes": [] if whose is None else [f"the published tensors under the names of {whose}"],
         "missing": absent,
         "wrong": [{"where": where, "expected": expected, "found": seen} for where, expected, seen in found.problems],
         "missing_shards": sorted({shard for name, shard in found.missing.items() if name in names}),

@@ -85,7 +85,7 @@ def of_header(file: ReadFile, header: GgufHeader) -> tuple[Dialect, dict[int, Ta
         raise FormatError(header.path, None, "an Engram's tables", where or f"none among {len(header.tensors)} tensors")
     layers = recognise.table_layers(header, dialect)
     if not layers:
-        found = "none: they stay in other files" if dialect.placement == "external" else "none"
+        found = "none: they are in other files" if recognise.elsewhere(header, dialect) else "none"
         name = dialect.tensors.get("table", "table").format(layer="N")
         raise FormatError(header.path, None, f"a tensor {name}", found)
     return dialect, {layer: of_layer(file, header, dialect, layer) for layer in layers}

@@ -70,11 +70,11 @@ class Dialect:
         return tuple(key.name.replace(self.architecture, prefix, 1) for prefix in self.before)
 
 
-def under(prefix: str, kinds: Mapping[str, str], also: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, Key]:
-    """Keys by role from "role": "name type" lines under one prefix; `also` widens what an exact type takes."""
+def under(prefix: str, words: str, also: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, Key]:
+    """Keys by role from "role name type, role name type, ..."; `also` widens what an exact type takes."""
     keys = {}
-    for role, words in kinds.items():
-        name, kind = words.split()
+    for each in words.split(","):
+        role, name, kind = each.split()
         keys[role] = Key(f"{prefix}{name}", kind, (also or {}).get(kind, ()))
     return keys
 

@@ -26,16 +26,9 @@ DS4 = Dialect(
     encoding="e4m3_e8m0_32_row264",
     keys=under(
         ENGRAM,
-        {
-            "encoding": "encoding string",
-            "layers": "layer_ids u32[]",
-            "rows": "rows u32[]",
-            "compressed": "compressed_vocab_size u32",
-            "pad_id": "pad_id u32",
-            "token_map": "token_map u32[]",
-            "moduli": "primes u32[]",
-            "multipliers": "multipliers u64[]",
-        },
+        """encoding encoding string, layers layer_ids u32[], rows rows u32[],
+        compressed compressed_vocab_size u32, pad_id pad_id u32, token_map token_map u32[],
+        moduli primes u32[], multipliers multipliers u64[]""",
     ),
     tensors={
         "q_weight": "blk.{layer}.engram_q_norm.weight",
@@ -90,17 +83,9 @@ LLAMACPP = Dialect(
     layout="ggml",
     keys=under(
         ENGRAM,
-        {
-            "layers": "layer_ids i32[]",
-            "heads": "head_count u32",
-            "width": "key_length u32",
-            "size": "max_ngram_size u32",
-            "multipliers": "multipliers u64[]",
-            "moduli": "primes u64[]",
-            "offsets": "offsets u64[]",
-            "token_map": "token_map i32[]",
-            "pad_id": "pad_id u32",
-        },
+        """layers layer_ids i32[], heads head_count u32, width key_length u32, size max_ngram_size u32,
+        multipliers multipliers u64[], moduli primes u64[], offsets offsets u64[],
+        token_map token_map i32[], pad_id pad_id u32""",
         EITHER,
     ),
     tensors={**LLAMA_WEIGHTS, "table": TABLE},
@@ -117,19 +102,10 @@ SPLIT_I8 = Dialect(
     layout="split264",
     keys=under(
         ENGRAM,
-        {
-            "layers": "layers u32[]",
-            "size": "ngram_size u32",
-            "heads": "head_count u32",
-            "width": "head_dim u32",
-            "compressed": "compressed_vocab_size u32",
-            "pad_token_id": "pad_token_id u32",
-            "rows": "embedding_counts u32[]",
-            "moduli": "head_bucket_sizes u32[]",
-            "offsets": "head_offsets u32[]",
-            "multipliers": "multipliers u64[]",
-            "token_map": "token_map u32[]",
-        },
+        """layers layers u32[], size ngram_size u32, heads head_count u32, width head_dim u32,
+        compressed compressed_vocab_size u32, pad_token_id pad_token_id u32, rows embedding_counts u32[],
+        moduli head_bucket_sizes u32[], offsets head_offsets u32[], multipliers multipliers u64[],
+        token_map token_map u32[]""",
         EITHER,
     ),
     tensors={
@@ -150,19 +126,10 @@ SPLIT_TABLE = Dialect(
     layout="ggml",
     keys=under(
         ENGRAM,
-        {
-            "layers": "layers u32[]",
-            "size": "max_ngram_size u32",
-            "heads": "head_count u32",
-            "width": "head_dim u32",
-            "pad_token_id": "pad_token_id u32",
-            "compressed": "compressed_vocab_size u32",
-            "rows": "table_rows u32[]",
-            "multipliers": "hash_multipliers u64[]",
-            "offsets": "head_offsets u64[]",
-            "moduli": "head_bucket_sizes u64[]",
-            "token_map": "token_map i32[]",
-        },
+        """layers layers u32[], size max_ngram_size u32, heads head_count u32, width head_dim u32,
+        pad_token_id pad_token_id u32, compressed compressed_vocab_size u32, rows table_rows u32[],
+        multipliers hash_multipliers u64[], offsets head_offsets u64[], moduli head_bucket_sizes u64[],
+        token_map token_map i32[]""",
         EITHER,
     ),
     tensors={**LLAMA_WEIGHTS, "table": TABLE},
@@ -182,14 +149,8 @@ TENSOR_CONSTANTS = Dialect(
         "rows": Key(f"{ENGRAM}num_embeddings", "i32[]", ("u32[]",)),
         **under(
             "deepseek41.engram_",
-            {
-                "width": "head_dim u32",
-                "heads": "n_heads u32",
-                "size": "max_ngram_size u32",
-                "base": "vocab_size u32",
-                "compressed": "compressed_vocab_size u32",
-                "pad_token_id": "pad_token_id u32",
-            },
+            """width head_dim u32, heads n_heads u32, size max_ngram_size u32, base vocab_size u32,
+        compressed compressed_vocab_size u32, pad_token_id pad_token_id u32""",
         ),
         "token_map": Key("engram_token_map.weight", "I32", tensor=True),
         "moduli": Key("engram_primes.weight", "I64", ("I32",), tensor=True),
@@ -202,6 +163,31 @@ TENSOR_CONSTANTS = Dialect(
     loses="nothing of the rows, but a loader that nobody else has wants its constants as tensors: split-i8 has them",
 )
 
+SIDECAR_CONTRACT = Dialect(
+    name="sidecar-contract",
+    title="2-fly-4-ai/ds4: a digest of the hash contract; codes and scales in a GGUF beside the model's",
+    source="2-fly-4-ai/ds4 gguf-tools/deepseek41_plan.py and its converter",
+    layout="split264",
+    placement="external",
+    keys=under(
+        ENGRAM,
+        """size max_ngram_size u32, heads head_count u32, width head_dim u32, compressed compressed_vocab_size u32,
+        pad_token_id pad_token_id u32, layers layers u32[], rows num_embeddings u32[], token_map token_map u32[],
+        moduli hash_primes u32[], offsets hash_offsets u64[], multipliers hash_multipliers u64[],
+        contract hash_contract_sha256 string""",
+    ),
+    tensors={
+        "q_weight": "blk.{layer}.engram.q.weight",
+        "k_weight": "blk.{layer}.engram.k.weight",
+        "projection": "blk.{layer}.engram.wkv.weight",
+        "table": "engram.{layer}.weight.fp8",
+        "scales": "engram.{layer}.scale.e8m0",
+    },
+    types={**ANY, "table": ("I8",), "scales": ("I8",)},
+    marks=(f"{ENGRAM}hash_contract_sha256",),
+    loses="nothing of the rows, but its loader wants a digest of its own contract: split-i8 has the same bytes",
+)
+
 DEEPSTRIX = Dialect(
     name="deepstrix",
     title="XMPPwocky/deepstrix: the tables stay in the checkpoint's shards",
@@ -212,17 +198,9 @@ DEEPSTRIX = Dialect(
     config="deepseek4.config",
     keys=under(
         "deepseek4.engram.",
-        {
-            "layers": "layer_ids i32[]",
-            "rows": "num_embeddings i32[]",
-            "size": "max_ngram_size u32",
-            "base": "vocab_size u32",
-            "heads": "head_count u32",
-            "width": "head_dim u32",
-            "pad_token_id": "pad_id u32",
-            "compressed": "compressed_vocab_size u32",
-            "shards": "table_shards string[]",
-        },
+        """layers layer_ids i32[], rows num_embeddings i32[], size max_ngram_size u32, base vocab_size u32,
+        heads head_count u32, width head_dim u32, pad_token_id pad_id u32,
+        compressed compressed_vocab_size u32, shards table_shards string[]""",
         EITHER,
     ),
     tensors=LLAMA_WEIGHTS,
@@ -241,19 +219,10 @@ DEEPSEEK4_EXTERNAL = Dialect(
     config="deepseek4.config",
     keys=under(
         "deepseek4.engram.",
-        {
-            "layers": "layer_ids i32[]",
-            "rows": "num_embeddings u64[]",
-            "paths": "{number}.table_path string",
-            "weight_offset": "{number}.weight_offset u64",
-            "scale_offset": "{number}.scale_offset u64",
-            "size": "max_ngram_size u32",
-            "heads": "head_count u32",
-            "width": "head_dim u32",
-            "base": "vocab_size u32",
-            "compressed": "compressed_vocab_size u32",
-            "pad_id": "pad_id_compressed u32",
-        },
+        """layers layer_ids i32[], rows num_embeddings u64[], paths {number}.table_path string,
+        weight_offset {number}.weight_offset u64, scale_offset {number}.scale_offset u64,
+        size max_ngram_size u32, heads head_count u32, width head_dim u32, base vocab_size u32,
+        compressed compressed_vocab_size u32, pad_id pad_id_compressed u32""",
         EITHER,
     ),
     marks=("deepseek4.engram.0.table_path",),
@@ -290,7 +259,7 @@ ROW264_PAGED = Dialect(
 
 DIALECTS: tuple[Dialect, ...] = (
     *(DS4, DS4_LLOYD4, DS4_Q4K, DS4_HLWQ, LLAMACPP, SPLIT_I8, SPLIT_TABLE, TENSOR_CONSTANTS),
-    *(DEEPSTRIX, DEEPSEEK4_EXTERNAL, TENSORSHARP, ROW264_BARE, ROW264_PAGED),
+    *(SIDECAR_CONTRACT, DEEPSTRIX, DEEPSEEK4_EXTERNAL, TENSORSHARP, ROW264_BARE, ROW264_PAGED),
 )
 
 

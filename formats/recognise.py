@@ -77,11 +77,18 @@ def difference(header: GgufHeader, dialect: Dialect, layers: tuple[int, ...]) ->
         for role, pattern in dialect.tensors.items():
             name = pattern.format(layer=layer)
             if name not in there:
-                if role != "table" or dialect.placement != "external":
+                if role not in ("table", "scales") or not elsewhere(header, dialect):
                     missing.append(name)
             elif (odd := _odd_tensor(header, dialect, role, there[name])) is not None:
                 wrong.append(odd)
     return missing, wrong
+
+
+def elsewhere(header: GgufHeader, dialect: Dialect) -> bool:
+    """Are the tables in other files?"""
+    storage = dialect.keys.get("storage")
+    said = None if storage is None else header.keys.get(storage.name)
+    return dialect.placement == "external" or (said is not None and said.value == "external")
 
 
 def find(header: GgufHeader, dialect: Dialect, key: Key) -> tuple[str, str] | None:

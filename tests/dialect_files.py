@@ -260,6 +260,23 @@ def external_keys(model: Model) -> Keys:
     return keys
 
 
+def contract_keys(model: Model) -> Keys:
+    return {
+        f"{NEW}max_ngram_size": ("u32", 4),
+        f"{NEW}head_count": ("u32", 8),
+        f"{NEW}head_dim": ("u32", 256),
+        f"{NEW}compressed_vocab_size": ("u32", model.compressed),
+        f"{NEW}pad_token_id": ("u32", model.raw_pad),
+        f"{NEW}layers": ("u32[]", model.layers),
+        f"{NEW}num_embeddings": ("u32[]", model.rows),
+        f"{NEW}token_map": ("u32[]", model.token_map),
+        f"{NEW}hash_primes": ("u32[]", model.primes),
+        f"{NEW}hash_offsets": ("u64[]", model.offsets),
+        f"{NEW}hash_multipliers": ("u64[]", model.multipliers),
+        f"{NEW}hash_contract_sha256": ("string", "9a50b6f0ae6be53fa6aa7ea4c2c6c5e94b605b41241a00dbc2a1b5a4c2c81a18"),
+    }
+
+
 def ds4_keys(model: Model, encoding: str) -> Keys:
     stated = {f"deepseek41.{name}": (kind, model.config[name]) for name, kind in HYPERPARAMETERS.items()}
     return stated | {
@@ -337,6 +354,13 @@ def make(name: str, folder: Path, model: Model) -> Path:
         return write(path, deepstrix_keys(model), tensors, "deepseek4")
     if name == "deepseek4-external":
         return write(path, external_keys(model), [], "deepseek4")
+    if name == "sidecar-contract":
+        tensors = [
+            (tensor.replace(".engram_", ".engram."), array, kind)
+            for layer in model.layers
+            for tensor, array, kind in llama_weights(model, layer)
+        ]
+        return write(path, contract_keys(model), tensors)
     rows: dict[int, NDArray[Any]] = {}
     if name == "ds4":
         rows = {layer: model.rows264(layer).view(np.int8) for layer in model.layers}
@@ -351,4 +375,4 @@ def make(name: str, folder: Path, model: Model) -> Path:
 
 
 MADE = ("ds4", "ds4-lloyd4", "ds4-q4k", "llamacpp", "split-i8", "split-table", "tensor-constants", "deepstrix")
-MADE += ("deepseek4-external",)
+MADE += ("deepseek4-external", "sidecar-contract")

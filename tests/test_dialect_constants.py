@@ -14,7 +14,7 @@ from cli_helpers import Cli
 from dialect_files import MADE, NEW, Model
 
 HOLDING = [name for name in MADE if name not in ("deepstrix", "deepseek4-external")]  # those keep no constants
-RAW = ("split-i8", "split-table", "tensor-constants", "deepstrix")
+RAW = ("split-i8", "split-table", "tensor-constants", "deepstrix", "sidecar-contract")
 NAMES = {"split-i8": "multipliers", "split-table": "hash_multipliers", "llamacpp": "multipliers"}
 
 

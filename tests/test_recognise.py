@@ -187,3 +187,16 @@ def test_names_and_marks_are_the_dialects_own() -> None:
         assert set(each.types) >= set(each.tensors)
         assert each.source
         assert not (each.keys and each.magic)
+
+
+def test_tables_in_a_gguf_beside_the_models_are_read_without_a_key(cli: Cli, model: Model, tmp_path: Path) -> None:
+    """2-fly-4-ai/ds4: the model's file has the keys, the one beside it codes and scales and nothing else."""
+    tensors: files.Tensors = []
+    for layer in model.layers:
+        tensors.append((f"engram.{layer}.weight.fp8", model.codes[layer].view(np.int8), None))
+        tensors.append((f"engram.{layer}.scale.e8m0", model.scales[layer].view(np.int8), None))
+    path = files.write(tmp_path / "engram.gguf", {"deepseek41.sidecar.kind": ("string", "engram")}, tensors)
+    shown = cli.ok("show", path, "--json").json
+    assert (shown["dialect"], shown["nearest"]) == (None, "sidecar-contract")
+    cli.ok("lookup", path, "--layer", "14", "--rows", "0,5939", "--to", "raw", "-o", tmp_path / "rows.npy")
+    assert np.array_equal(np.load(tmp_path / "rows.npy"), model.rows264(14)[[0, 5939]])

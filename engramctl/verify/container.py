@@ -15,7 +15,7 @@ from engramctl import container_sizes, sidecars, tables
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile
 from engramctl.source import is_container
-from engramctl.verify import constants, published
+from engramctl.verify import constants, published, sidecar_rules
 from engramctl.verify.loader_facts import Facts, Rule
 from engramctl.verify.loader_rules import LOADERS, of_dialect
 from engramctl.verify.packing import seeded_rows
@@ -37,7 +37,7 @@ def check(path: Path, profile: Profile, loader: str | None = None, release: bool
     if loader not in (None, ALL, *LOADERS):
         raise EngramctlError("--loader", f"one of {', '.join((*LOADERS, ALL))}, which this version knows", str(loader))
     if not is_container(path) and loader is None:
-        return _sidecar(path)
+        return _sidecar(path, profile)
     header = read_header(path, strict=False)
     seen = recognise(header)
     chosen = loader or (seen.best or DS4).name
@@ -102,15 +102,17 @@ def refusals(header: GgufHeader, profile: Profile, loader: str = DS4.name) -> li
     ]
 
 
-def _sidecar(path: Path) -> Result:
-    """A file of rows or constants that is no GGUF: its header against its own size."""
+def _sidecar(path: Path, profile: Profile) -> Result:
+    """A file of rows or constants that is no GGUF: its header against its own size and the model's tables."""
     found = sidecars.recognise(path)
     if found is None:
         read_header(path)  # says what a GGUF would have
         raise FormatError(path, None, "a container", "none")
-    result = Result(Coverage("rules", 1, 1))
+    result = Result(Coverage("rules", 2, 2))
     for where, expected, seen in found.problems:
         result.add(f"{found.dialect.name}.header", where, expected, seen)
+    for where, expected, seen in sidecar_rules.against_model(found, profile):
+        result.add(f"{found.dialect.name}.tables", where, expected, seen)
     result.notes += found.notes
     result.extra |= {"dialect": found.dialect.name, "loader": None, "accepts": result.ok, "release": False, "rules": []}
     return result
