@@ -7,7 +7,8 @@ The public names below are all there is to rely on; each is loaded when it is fi
     History      one sequence's past: append, mask, snapshot, restore, fork, rollback, reset
     hash_rows    [T] token ids -> [T, layers, columns] rows, by the reference
     open_source  a checkpoint or container, opened and checked
-    Table        rows by number: open_source(path).table(layer).read(rows)
+    Table        rows by number: open_source(path).table(layer).read(rows), or Table.open(path, layer, io="mmap")
+    Pipeline     layers ready to serve: prepare(tokens) hashes, reads and projects ahead of gate(layer, hidden)
     run          rows, values, keys and value, gates or the new hidden state of one layer
 """
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from engramctl.errors import EngramctlError, Finding
     from engramctl.hash_params import HashParams, published
     from engramctl.history import History
-    from engramctl.pipeline import run
+    from engramctl.pipeline import Pipeline, run
     from engramctl.reference import hash_rows
     from engramctl.source import open_source
     from engramctl.table import Table
@@ -31,6 +32,7 @@ _HOMES = {
     "EngramctlError": "errors",
     "Finding": "errors",
     "HashParams": "hash_params",
+    "Pipeline": "pipeline",
     "History": "history",
     "Table": "table",
     "hash_rows": "reference",
@@ -45,6 +47,7 @@ __all__ = [
     "Finding",
     "HashParams",
     "History",
+    "Pipeline",
     "Table",
     "__version__",
     "hash_rows",
@@ -53,6 +56,10 @@ __all__ = [
     "published",
     "run",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (whatever the name stands for)

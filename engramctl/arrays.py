@@ -65,9 +65,9 @@ class Array:
         """The array, if its dtype and shape (None: any size) are among those; else `FormatError`, before it is read."""
         fits = any(_fits(self.shape, shape) for shape in shapes)
         if self.dtype is None or self.dtype.name not in dtypes or not fits:
-            wanted = f"{' or '.join(dtypes)} {' or '.join(sizes(shape) for shape in shapes)}"
+            wanted = f"{' or '.join(sizes(shape) for shape in shapes)} of {_kinds(dtypes)}"
             at = f"array {shown(self.name)}" if self.name else None
-            raise FormatError(self.where, at, wanted, f"{self.kind} {sizes(self.shape)}")
+            raise FormatError(self.where, at, wanted, f"{sizes(self.shape)} of {self.kind}")
         made = self.read()
         return made if made.dtype.isnative else made.astype(made.dtype.newbyteorder("="))
 
@@ -101,6 +101,13 @@ def _names(arrays: dict[str, Array]) -> str:
 
 def sizes(shape: tuple[int | None, ...]) -> str:
     return "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
+
+
+def _kinds(dtypes: tuple[str, ...]) -> str:
+    """Dtypes in words: eight kinds of integers are one word."""
+    whole = [name for name in dtypes if name.strip("u").startswith("int")]
+    others = [name for name in dtypes if name not in whole]
+    return " or ".join([*others, *(["integers"] if len(whole) > 4 else whole)])
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:

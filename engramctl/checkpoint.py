@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
-from engramctl import profiles, shapes
+from engramctl import kinds, profiles, shapes
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams, derive, published
 from engramctl.profiles import Profile, Sizes
@@ -70,7 +71,7 @@ class CheckpointSource:
         if self.given_map is not None:
             return fitting_map(self.given_map, self.whole, self.path)
         tokenizer = self.path / "tokenizer.json"
-        if self.path.is_dir() and tokenizer.exists():
+        if self.path.is_dir() and os.path.lexists(tokenizer):  # a link that leads nowhere is an error, not none
             from engramctl import vocabulary
 
             ids = vocabulary.build(vocabulary.load_tokenizer(tokenizer), tokenizer)
@@ -111,6 +112,7 @@ def open_checkpoint(
     Without a config the sizes are those of the profile, which then must be asked for by name.
     """
     profile = profiles.load(profile_name or profiles.DEFAULT)
+    kinds.refuse_other(path, "a checkpoint folder or a safetensors file")
     config_text, config = read_config(path)
     if config is None and profile_name is None:
         raise EngramctlError(str(path), "a config.json", "none", "give --profile NAME to take the sizes from a profile")

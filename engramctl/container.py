@@ -27,6 +27,7 @@ from formats import recognise, row_layouts
 from formats.dialects import DS4, Dialect
 from formats.disk import ReadFile
 from formats.errors import FormatError
+from formats.floats import bf16_finite, from_bf16
 from formats.gguf_file import GgufHeader, read_header
 
 __all__ = ["FLOATS", "ContainerSource", "open_container", "read_config"]
@@ -80,11 +81,18 @@ class ContainerSource:
             wanted = f"{' or '.join(FLOATS)} {list(shape[::-1])}"
             raise FormatError(self.path, f"tensor {tensor.name}", wanted, f"{name} {list(tensor.shape)}")
         data = self.file().read(tensor.start, tensor.size or 0, tensor.name)
+        array: NDArray[Any]
         if layout is not None:
-            rows = np.frombuffer(data, np.uint8).reshape(shape[0], layout.stored)
-            return exact_bf16(layout.decode(rows), tensor.name)
-        array: NDArray[Any] = np.frombuffer(data, FLOATS[name]).reshape(shape)
-        return array if name == "BF16" else exact_bf16(array, tensor.name)
+            array = layout.decode(np.frombuffer(data, np.uint8).reshape(shape[0], layout.stored))
+        else:
+            array = np.frombuffer(data, FLOATS[name]).reshape(shape)
+        bits: NDArray[np.uint16] = array.view(np.uint16) if name == "BF16" else exact_bf16(array, tensor.name)
+        finite = bf16_finite(bits)
+        if not finite.all():
+            row, column = (int(i) for i in np.argwhere(~finite)[0])
+            where, count = f"tensor {tensor.name} row {row} column {column}", int(np.count_nonzero(~finite))
+            raise FormatError(self.path, where, "a finite number", f"{from_bf16(bits[row, column])}, {count} in all")
+        return bits
 
     def token_map(self) -> FoundMap:
         if self.given_map is not None:

@@ -113,7 +113,8 @@ class _Demo:
         code, report = self.call("check", *words, "--json")
         compared = f"{report['coverage']['checked']:,} {report['coverage']['unit']}: {what}"
         proves = "the check can fail" if fails else PROVES[words[0]]
-        self.steps.append(Step(f"{words[0]} ({self.tokens})", compared, against, proves, bool(code) == fails))
+        file = words[2 if words[0] == "packing" else 1].removeprefix("@")
+        self.steps.append(Step(f"{words[0]} {self.tokens}/{file}", compared, against, proves, bool(code) == fails))
 
     def make(self) -> None:
         """A checkpoint, its token map and its constants."""

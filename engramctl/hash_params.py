@@ -31,7 +31,17 @@ MOST_COLUMNS = 1 << 12  # derivation of more is refused: a config that asks for 
 
 V41_RULE = HashRule("map", "newest_first", "current", ("start", "dead"), "pad", True, "xor_mul", "order")
 
+Tokens = NDArray[np.int64] | Sequence[int]
+Mask = NDArray[np.bool_] | Sequence[bool]
 Status = Literal["stored = derived", "stored only", "conflict"]
+
+
+def as_row(values: Tokens | Mask, where: str, expected: str) -> NDArray[Any]:
+    """The values as an array; lists of unequal lists raise `EngramctlError`."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise EngramctlError(where, expected, "lists of unequal lengths") from None
 
 
 @dataclass(frozen=True)
@@ -89,9 +99,11 @@ class HashParams:
                     raise EngramctlError(where, what, f"offset {offset} and modulus {modulus}")
         return self
 
-    def compress(self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+    def compress(self, tokens: Tokens, mask: Mask | None) -> NDArray[np.int64]:
         """[T] token ids and mask (True: text) -> [T] compressed ids, DEAD where masked; ids outside the map are
         refused."""
+        tokens = as_row(tokens, "token ids", "a row of integers")
+        mask = None if mask is None else as_row(mask, "mask", "booleans, True for text")
         if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and tokens.size):
             raise EngramctlError("token ids", "a row of integers", f"{tokens.dtype} {list(tokens.shape)}")
         if mask is not None and mask.shape != tokens.shape:

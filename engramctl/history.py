@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl.errors import EngramctlError
-from engramctl.hash_params import DEAD, HashParams
+from engramctl.hash_params import DEAD, HashParams, Mask, Tokens
 
 Snapshot = tuple[int, ...]
 HashRows = Callable[..., NDArray[np.int64]]
@@ -34,9 +34,7 @@ class History:
         """The last size - 1 compressed ids, oldest first, DEAD where dead; fewer where the sequence is shorter."""
         return tuple(self._ids[max(0, len(self._ids) - self.params.size + 1) :])
 
-    def append(
-        self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None = None, using: HashRows | None = None
-    ) -> NDArray[np.int64]:
+    def append(self, tokens: Tokens, mask: Mask | None = None, using: HashRows | None = None) -> NDArray[np.int64]:
         """[T] token ids (mask True: text) -> [T, L, C] rows; refused ids leave the history as it was.
 
         `using` is the `hash_rows` to call: the reference's unless another is given.

@@ -1,127 +1,207 @@
-"""The journal beside a `.partial`: which plan it belongs to, and the last point that is surely on disk.
+"""The journal of a conversion or of one slice of it: which plan it belongs to, and how far it surely is on disk.
 
-    NAME.partial    the output so far, at its final size
-    NAME.journal    one JSON object a line: the plan, then {"done": [tensor, row]} after each sync
+    NAME.partial          the output so far, at its final size
+    NAME.journal          one JSON object a line:
+                          {"plan": {...}, "slice": [first, last], "mark": the .partial's own}
+                          {"done": [tensor, row], "leaves": [[tensor, first leaf, "hex hex*3"], ...]} after each sync
+                          {"finished": true} when all of the slice is durable
+    NAME.part-A-B.journal the same, of rows A to B
 
-A line is written whole or torn by a crash; a torn last line is no line. The journal is only ever appended to.
+A line is synced before the next is begun, so that a crash can tear the last one only: cut short, or with zeros where
+the disk had nothing yet. A torn last line is no line. The journal is only ever appended to.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from engramctl.errors import EngramctlError
+from engramctl import identity
+from engramctl.identity import Identity
+from engramctl.slices import Slice
 from formats import disk
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
+from formats.tree_digest import DIGEST_BYTES
 
-MOST_BYTES = 64 << 20  # a journal larger than this is not one of ours
+MOST_BYTES = 256 << 20  # a journal larger than this is not one of ours
+CHANGED = "start again with --force, or bring back what changed"
 
-HINT = "start again with --force, or bring back what changed"
-
-Point = tuple[int, int]  # tensor number, row of it: everything before is durable
+Point = tuple[int, int]  # tensor number, row of it: everything of the slice before is durable
 START: Point = (0, 0)
-
-
-def partial_of(output: Path) -> Path:
-    return output.with_name(output.name + ".partial")
-
-
-def journal_of(output: Path) -> Path:
-    return output.with_name(output.name + ".journal")
+Leaves = dict[int, dict[int, bytes]]  # by tensor number and block
 
 
 class Journal:
     """An open journal. `note` says that everything before a point is durable."""
 
-    def __init__(self, file: WriteFile, end: int, point: Point) -> None:
-        self._file, self._end, self.point = file, end, point
+    def __init__(self, file: WriteFile, end: int, point: Point, leaves: Leaves, finished: bool) -> None:
+        self._file, self._end, self._torn = file, end, False
+        self.point, self.leaves, self.finished = point, leaves, finished
 
     @classmethod
-    def begin(cls, output: Path, plan: dict[str, Any]) -> Journal:
-        file = WriteFile.create(journal_of(output))
-        journal = cls(file, 0, START)
+    def begin(cls, path: Path, plan: Identity, part: Slice, mark: str) -> Journal:
+        """A new journal; one that a crash left without a plan is written over."""
         try:
-            journal._append(plan)
+            file = WriteFile.create(path)
+        except FileExistsError:
+            file = WriteFile.open(path)
+            file.resize(0)
+        journal = cls(file, 0, START, {}, False)
+        try:
+            journal._append({"plan": plan, "slice": [part.first, part.last], "mark": mark})
+            disk.fsync_folder(path.parent)
         except BaseException:
-            journal.close()
+            file.close()
             raise
         return journal
 
     @classmethod
-    def resume(cls, output: Path, plan: dict[str, Any]) -> Journal:
-        """The journal of an interrupted run, if its plan is this one; else `EngramctlError` naming what changed."""
-        path = journal_of(output)
-        if not path.exists():
-            raise EngramctlError(str(path), "the journal of the unfinished output", "nothing there", HINT)
-        lines, end = _lines(path)
-        if not lines:
-            raise FormatError(path, None, "a journal with a plan", "none")
-        for name in [*plan, *(name for name in lines[0] if name not in plan)]:
-            if lines[0].get(name) != plan.get(name):
-                raise EngramctlError(f"{path}: {name}", f"{lines[0].get(name)}", f"{plan.get(name)}", HINT)
-        point = START
-        for line in lines[1:]:
-            done = line.get("done")
-            if not (isinstance(done, list) and len(done) == 2 and all(type(x) is int and x >= 0 for x in done)):
-                raise FormatError(path, None, "points of two integers", f"{done!r:.40}")
-            point = (done[0], done[1])
+    def resume(cls, path: Path, said: Said) -> Journal:
+        """The journal that `read` read, to go on with."""
         file = WriteFile.open(path)
-        file.resize(end)
-        return cls(file, end, point)
+        try:
+            file.resize(said.end)
+        except BaseException:
+            file.close()
+            raise
+        return cls(file, said.end, said.point, said.leaves, said.finished)
 
-    def note(self, point: Point) -> None:
-        """Everything before `point` has been synced."""
-        self._append({"done": list(point)})
+    def note(self, point: Point, leaves: Leaves) -> None:
+        """Everything before `point` has been synced; the leaves since the last note are these."""
+        line: dict[str, Any] = {"done": list(point)}
+        if leaves:
+            line["leaves"] = list(packed(leaves))
+        self._append(line)
         self.point = point
+
+    def finish(self) -> None:
+        """All of the slice is durable."""
+        if not self.finished:
+            self._append({"finished": True})
+            self.finished = True
 
     def _append(self, line: dict[str, Any]) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        if self._torn:
+            self._file.resize(self._end)
+        self._torn = True
         self._file.write(self._end, data)
         self._file.sync()
+        self._torn = False
         self._end += len(data)
 
     def close(self) -> None:
         self._file.close()
 
 
-def remove(output: Path) -> None:
-    """Forget an unfinished output: its bytes, then its journal."""
-    for path in (partial_of(output), journal_of(output)):
-        with contextlib.suppress(FileNotFoundError):
-            disk.system.unlink(path)
+class Said:
+    """What a journal says: its plan, and how far its slice is."""
+
+    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+        plan, rows, mark = head.get("plan"), head.get("slice"), head.get("mark")
+        if not (isinstance(plan, dict) and isinstance(mark, str) and _is_pair(rows)):
+            raise FormatError(path, "line 1", "a plan, a slice and a mark", f"{list(head)!r:.60}")
+        self.path, self.plan, self.mark = path, plan, mark
+        self.first, self.last = rows
+        self.point, self.finished, self.end = START, False, 0
+        self.leaves: Leaves = {}
+
+    def require_plan(self, now: Identity) -> None:
+        identity.require_same(f"{self.path}: the journal's plan", self.plan, now, CHANGED)
+
+    def require_points(self, rows: Sequence[int]) -> None:
+        """The last point lies in the plan's tensors, which have these rows."""
+        tensor, row = self.point
+        if tensor >= len(rows):
+            raise FormatError(self.path, "done", f"a tensor in 0..{len(rows) - 1}", f"{tensor}")
+        if row > rows[tensor]:
+            raise FormatError(self.path, "done", f"at most the {rows[tensor]} rows of tensor {tensor}", f"{row}")
+
+    def add(self, line: Mapping[str, Any], where: str) -> None:
+        if line.get("finished") is True:
+            self.finished = True
+            return
+        done = line.get("done")
+        if not _is_pair(done):
+            raise FormatError(self.path, where, "a point of two integers", f"{done!r:.40}")
+        if (done[0], done[1]) < self.point:
+            raise FormatError(self.path, where, f"a point from {list(self.point)} on", f"{done}")
+        self.point = (done[0], done[1])
+        try:
+            for tensor, block, digests in line.get("leaves", []):
+                known = self.leaves.setdefault(int(tensor), {})
+                for digest in unpacked(digests):
+                    known[block] = digest
+                    block += 1
+        except (TypeError, ValueError, AttributeError):
+            raise FormatError(self.path, where, "leaves of a digest", "something else") from None
 
 
-def begun(output: Path) -> bool:
-    """Is there anything to go on with? An empty output is from a run that ended before its plan was on disk."""
-    partial = partial_of(output)
-    return partial.exists() and disk.system.status(partial).st_size > 0
-
-
-def refuse_leftovers(output: Path) -> None:
-    """An unfinished output is neither overwritten nor taken up without being asked."""
-    partial = partial_of(output)
-    if partial.exists() or journal_of(output).exists():
-        raise EngramctlError(str(partial), "no unfinished output", "one", "--resume finishes it, --force starts again")
-
-
-def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Whole lines, parsed, and the byte where they end."""
-    with ReadFile.open(path) as file:
+def read(path: Path) -> Said | None:
+    """What the journal says; None where there is none, or a crash left none of its lines whole."""
+    try:
+        file = ReadFile.open(path)
+    except FormatError:
+        if path.exists():
+            raise
+        return None
+    with file:
         if file.size > MOST_BYTES:
             raise FormatError(path, None, f"a journal of at most {MOST_BYTES} bytes", f"{file.size}")
         data = file.read(0, file.size, "journal")
-    end = data.rfind(b"\n") + 1
-    lines = []
-    for number, raw in enumerate(data[:end].splitlines(), 1):
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            line = None
-        if not isinstance(line, dict):
+    lines = data.splitlines(keepends=True)
+    said: Said | None = None
+    end = 0
+    for number, raw in enumerate(lines, 1):
+        line = _object(raw)
+        if line is None:
+            if number == len(lines):
+                break
             raise FormatError(path, f"line {number}", "a JSON object", f"{raw[:40]!r}")
-        lines.append(line)
-    return lines, end
+        end += len(raw)
+        if said is None:
+            said = Said(path, line)
+        else:
+            said.add(line, f"line {number}")
+        said.end = end
+    return said
+
+
+def _object(raw: bytes) -> dict[str, Any] | None:
+    """A whole line's object; None for anything else."""
+    try:
+        line = json.loads(raw) if raw.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _is_pair(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and len(value) == 2 and all(type(x) is int and x >= 0 for x in value)
+
+
+def packed(leaves: Leaves) -> Iterable[list[Any]]:
+    """Runs of neighbouring blocks; equal digests in a row, such as those of holes, are written once."""
+    for tensor, known in leaves.items():
+        blocks = sorted(known)
+        for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
+            members = [block for _, block in run]
+            words = []
+            for digest, same in groupby(members, known.__getitem__):
+                count = len(list(same))
+                words.append(digest.hex() + (f"*{count}" if count > 1 else ""))
+            yield [tensor, members[0], " ".join(words)]
+
+
+def unpacked(digests: str) -> Iterable[bytes]:
+    for word in digests.split():
+        digest, _, count = word.partition("*")
+        raw = bytes.fromhex(digest)
+        if len(raw) != DIGEST_BYTES:
+            raise ValueError(digest)
+        for _ in range(int(count or 1)):
+            yield raw

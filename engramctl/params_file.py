@@ -24,6 +24,7 @@ ARRAYS = ("multipliers", "moduli", "offsets")
 NUMBERS = ("heads", "compressed", "pad_id", "vocabulary")
 LISTS = ("layers", "rows")
 MOST_BYTES = 16 << 20
+MAP_HINT = "give --token-map FILE, or params --to npz, which holds the map too"
 MOST_MEMBERS = 100  # of an npz
 ZIP_MAGIC = b"PK"
 
@@ -71,6 +72,10 @@ def read(data: bytes, path: str) -> dict[str, Any]:
         found[name] = _integers(raw, name, path, 2)
     for name in NUMBERS:
         found[name] = int(_integers(raw, name, path, 0))
+    if "size" in raw and (size := int(_integers(raw, "size", path, 0))) != found["multipliers"].shape[1]:
+        raise FormatError(path, "size", f"{found['multipliers'].shape[1]}, as each layer has multipliers", f"{size}")
+    if raw.get("schema", SCHEMA) != SCHEMA:
+        raise FormatError(path, "schema", SCHEMA, shown(raw["schema"]))
     found["token_map_sha256"] = _digest(raw, path)
     found["token_map"] = None
     if "token_map" in raw:
@@ -84,15 +89,13 @@ def read(data: bytes, path: str) -> dict[str, Any]:
 def with_map(found: dict[str, Any], token_map: NDArray[np.uint32], path: str) -> HashParams:
     """The constants together with a token map, which must be the one they were made with; checked."""
     if token_map.size != found["vocabulary"]:
-        raise EngramctlError(
-            path, f"a token map of {found['vocabulary']} ids", f"{token_map.size}", "give --token-map FILE"
-        )
+        raise EngramctlError(path, f"a token map of {found['vocabulary']} ids", f"{token_map.size}", MAP_HINT)
     if found["token_map_sha256"] not in (None, digest(token_map, "<u4")):
         raise EngramctlError(
             path,
             f"the token map with SHA-256 {found['token_map_sha256']}",
             digest(token_map, "<u4"),
-            "give --token-map FILE",
+            MAP_HINT,
         )
     sizes = (found["layers"], found["rows"], found["heads"], found["compressed"], found["pad_id"])
     return HashParams(*sizes, token_map, *(found[name] for name in ARRAYS)).check(path)

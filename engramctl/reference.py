@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engramctl import operands
 from engramctl.errors import EngramctlError
-from engramctl.hash_params import DEAD, HashParams
+from engramctl.hash_params import DEAD, HashParams, Mask, Tokens
 from formats import row264
 from formats.floats import (
     E4M3_NAN,
@@ -43,7 +43,7 @@ FAR = 128.0  # from here on the sigmoid is 0 or 1 in F32
 
 
 def hash_rows(
-    tokens: NDArray[np.int64], params: HashParams, mask: NDArray[np.bool_] | None = None, history: Sequence[int] = ()
+    tokens: Tokens, params: HashParams, mask: Mask | None = None, history: Sequence[int] = ()
 ) -> NDArray[np.int64]:
     """[T] token ids -> [T, L, C] rows. `history` is up to size - 1 compressed ids before them, oldest first, DEAD
     where dead.

@@ -1,173 +1,260 @@
 """repack: write what the plan says in one pass over the source, so that the final name holds all of it or nothing.
 
-Tables go last, row by row; a row whose bytes all lie in holes is neither read nor written.
+    plan -> jobs -> | read, check, interleave, hash, write | -> in order -> sync, journal
+                    | on several threads                   |
+
+A row whose bytes all lie in holes is neither read nor written.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from engramctl import journal
+from engramctl import digests, journal, locks, packer, workspace
+from engramctl import identity as identities
+from engramctl.digests import FileOrder
+from engramctl.durable import Durable
 from engramctl.errors import EngramctlError
-from engramctl.extents import data_rows
-from engramctl.repack_plan import Plan, Target, bands
-from engramctl.shapes import PROJECTION_BLOCK
-from engramctl.table import Table
-from formats import disk, row264
+from engramctl.identity import Identity
+from engramctl.journal import Journal, Leaves
+from engramctl.ordered import in_order, processors
+from engramctl.repack_jobs import Job, jobs, places, remaining_bytes, reserve
+from engramctl.repack_plan import Plan
+from engramctl.row_writer import RowWriter
+from engramctl.slices import Slice, whole
+from engramctl.weight_writer import WeightWriter
+from formats import disk
 from formats.disk import WriteFile
-from formats.errors import FormatError
-from formats.floats import exact_in_f16, from_bf16
+from formats.errors import FormatError, ShortFileError
+from formats.tree_digest import blocks, zero_leaves
 
-CHUNK_ROWS = 16384
-SYNC_BYTES = 512 << 20  # at most this much is repeated after an interruption
 SPARE_BYTES = 16 << 20  # left free on the disk for the file system's own needs
+MOST_THREADS = 4  # more than that, and the disk or the memory is what is waited for
 
 Progress = Callable[[int], None]  # bytes done since the last call
 
 
+@dataclass(frozen=True)
+class Options:
+    """How to write, as asked for. None of it changes a byte."""
+
+    part: Slice | None = None  # None: all of it, under the final name
+    resume: bool = False
+    force: bool = False
+    digest: str | None = None  # "tree" or "sha256"
+    break_lock: bool = False
+    threads: int | None = None
+    progress: Progress = lambda n: None
+    say: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was done: the digest of each table, or of the slice's rows of it, by layer."""
+
+    digests: dict[int, str] = field(default_factory=dict)
+
+
 def write(
-    made: Plan, output: Path, resume: bool = False, force: bool = False, progress: Progress = lambda n: None
-) -> None:
-    """Write the plan to `output`: whole, or not at all.
+    made: Plan,
+    output: Path,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress = lambda n: None,
+) -> Written:
+    """Write all of the plan to `output`."""
+    return run(made, output, Options(resume=resume, force=force, progress=progress))
 
-    Bad content removes what was begun. An interruption, a full disk or an I/O error leaves NAME.partial and
-    NAME.journal,
-    which `resume` takes up.
+
+def run(made: Plan, output: Path, options: Options) -> Written:
+    """Write the plan, or a slice of it, to `output`: whole, or not at all.
+
+    Bad content removes what was begun. An interruption, a full disk or an I/O error leaves NAME.partial and its
+    journal, which `resume` takes up.
     """
-    disk.refuse_existing(output, force)
-    partial = journal.partial_of(output)
-    with contextlib.ExitStack() as opened:
-        log, file = _open(made, output, resume, force, opened)
-        try:
-            file.resize(made.layout.file_size)
-            file.write(0, made.layout.header)
-            progress(len(made.layout.header))
-            _Pass(made, file, log, progress).run()
-            file.sync()
-            opened.close()
-            disk.publish(partial, output, force)
-        except (FormatError, EngramctlError):
-            opened.close()
-            journal.remove(output)
-            raise
-    journal.remove(output)
+    every = whole(made.source.sizes)
+    _refuse_own_source(made, output)
+    one = _Run(made, output, options.part or every, options, made.identity())
+    if options.digest == "sha256" and not one.part.whole:
+        hint = "--merge can tell it; --digest tree works for parts"
+        raise EngramctlError("--digest", "tree for a part of a table", "sha256", hint)
+    if not options.resume:
+        disk.refuse_existing(output, options.force)
+        if not options.force:
+            locks.refuse_held(workspace.lock_of(output, one.part))
+            workspace.refuse_others(output, one.part, made.source.sizes)
+            workspace.refuse_leftovers(output, one.part, resume=False)
+    with workspace.only_one(output, one.part, every, options.break_lock):
+        return one.run(every)
 
 
-def _open(
-    made: Plan, output: Path, resume: bool, force: bool, opened: contextlib.ExitStack
-) -> tuple[journal.Journal, WriteFile]:
-    """The unfinished output and its journal: those of the run to be resumed, or new ones."""
-    identity, partial = made.identity(), journal.partial_of(output)
-    if resume and journal.begun(output):
-        log = opened.enter_context(contextlib.closing(journal.Journal.resume(output, identity)))
-        return log, opened.enter_context(WriteFile.open(partial))
-    if force or resume:
-        journal.remove(output)
-    journal.refuse_leftovers(output)
-    _require_room(made, output)
-    file = opened.enter_context(WriteFile.create(partial))
-    return opened.enter_context(contextlib.closing(journal.Journal.begin(output, identity))), file
+def _refuse_own_source(made: Plan, output: Path) -> None:
+    """The output is none of the checkpoint's own files, whatever they are called and however they are linked."""
+    folder = made.source.path
+    beside = folder.iterdir() if folder.is_dir() else [folder]
+    for path in {*beside, *(tensor.path for tensor in made.source.tensors.values())}:
+        if output.exists() and path.exists() and output.samefile(path):
+            raise FormatError(output, None, "an output that is no file of the checkpoint", f"its {path.name}")
 
 
-def _require_room(made: Plan, output: Path) -> None:
-    if not output.parent.is_dir():
-        raise FormatError(output.parent, None, "a folder", "nothing there")
-    free = disk.free_bytes(output.parent)
-    if free < made.data_bytes + SPARE_BYTES:
-        raise EngramctlError(str(output.parent), f"{made.data_bytes + SPARE_BYTES} free bytes", f"{free}")
+@dataclass
+class _Run:
+    """One conversion, under its lock."""
 
+    made: Plan
+    output: Path
+    part: Slice
+    options: Options
+    identity: Identity
+    leaves: Leaves = field(default_factory=dict)
 
-class _Pass:
-    """The one pass over the source, from the journal's point on."""
+    def __post_init__(self) -> None:
+        self.threads = self.options.threads or min(processors(), MOST_THREADS)
+        self.header, self.size = self.made.layout.header, self.made.layout.file_size
 
-    def __init__(self, made: Plan, file: WriteFile, log: journal.Journal, progress: Progress) -> None:
-        self.made, self.file, self.log, self.progress = made, file, log, progress
-        self.unsynced = 0
-        self.inexact = 0
+    def run(self, every: Slice) -> Written:
+        path = workspace.journal_of(self.output, self.part)
+        said = journal.read(path) if self.options.resume else None
+        if self.part.whole and workspace.is_published(self.output, said, self.size, self.header):
+            assert said is not None
+            said.require_plan(self.identity)
+            found = self._digests(said.leaves, self.output)
+            workspace.remove(self.output, self.part)
+            return Written(found)
+        disk.refuse_existing(self.output, self.options.force)
+        with self._opened(said, path, every) as (file, log):
+            self.leaves = log.leaves
+            done = remaining_bytes(self.made, self.part) - remaining_bytes(self.made, self.part, log.point)
+            self.options.progress(done)
+            try:
+                found = self._all(file, log)
+            except ShortFileError:
+                raise
+            except (FormatError, EngramctlError):
+                workspace.require_own(self.output, file)  # else what is there is another run's
+                workspace.remove(self.output, self.part)
+                workspace.remove_if_alone(self.output, every, self.part)
+                raise
+            workspace.require_own(self.output, file)
+        if self.part.whole:
+            workspace.publish(self.output, self.header, self.options.force)
+            workspace.remove(self.output, self.part)
+        return Written(found)
 
-    def run(self) -> None:
-        first_tensor, first_row = self.log.point
-        for number, target in enumerate(self.made.targets):
-            if number < first_tensor:
-                self.progress(target.size if target.role != "table" else 0)
-                continue
-            row = first_row if number == first_tensor else 0
-            if target.role == "table":
-                self.table(number, target, row)
-            elif target.role == "projection":
-                self.projection(target)
+    @contextmanager
+    def _opened(self, said: journal.Said | None, path: Path, every: Slice) -> Iterator[tuple[WriteFile, Journal]]:
+        """The unfinished output and the slice's journal: those of the run to be resumed, or new ones."""
+        partial = workspace.partial_of(self.output)
+        if self.options.force and not self.options.resume:
+            workspace.forget(self.output, self.part, every)
+        workspace.refuse_others(self.output, self.part, self.made.source.sizes)
+        with ExitStack() as opened:
+            if said is not None and partial.exists():
+                said.require_plan(self.identity)
+                said.require_points([target.shape[1] for target in self.made.targets])
+                workspace.require_mark(self.output, said, self.size, self.header)
+                log = opened.enter_context(closing(Journal.resume(path, said)))
             else:
-                bits = self.made.source.array(target.layer, target.role, "<u2")
-                self.put(target.start, from_bf16(bits).astype("<f4"))
+                workspace.refuse_leftovers(self.output, self.part, self.options.resume)
+                self._require_room()
+                log = opened.enter_context(closing(self._begin(path, every)))
+            yield opened.enter_context(WriteFile.open(partial)), log
 
-    def put(self, at: int, array: NDArray[Any]) -> None:
-        self.file.write(at, np.ascontiguousarray(array).data.cast("B"))
-        self.unsynced += array.nbytes
-        self.progress(array.nbytes)
+    def _begin(self, path: Path, every: Slice) -> Journal:
+        """A journal, and the `.partial` that it is about. What cannot be begun leaves nothing behind."""
+        with ExitStack() as undo:
+            undo.callback(workspace.remove_if_alone, self.output, every, self.part)
+            undo.callback(workspace.remove, self.output, self.part)
+            if self.part.whole:  # the journal first: a `.partial` alone is never from a crash of ours
+                mark = workspace.new_mark()
+                log = Journal.begin(path, self.identity, self.part, mark)
+                undo.callback(log.close)
+                workspace.make_partial(self.output, self.size, mark)
+            else:
+                mark = workspace.shared_partial(self.output, self.size)
+                log = Journal.begin(path, self.identity, self.part, mark)
+            undo.pop_all()
+        return log
 
-    def table(self, number: int, target: Target, first: int) -> None:
-        table = self.made.source.table(target.layer)
-        out = np.empty((CHUNK_ROWS, row264.ROW_BYTES), np.uint8)
-        for start, end in data_rows(table, first):
-            for row in range(start, end, CHUNK_ROWS):
-                self.rows(table, target, row, min(row + CHUNK_ROWS, end), out)
-                if self.unsynced >= SYNC_BYTES:
-                    self.file.sync()
-                    self.log.note((number, min(row + CHUNK_ROWS, end)))
-                    self.unsynced = 0
+    def _require_room(self) -> None:
+        need = remaining_bytes(self.made, self.part) + SPARE_BYTES
+        free = disk.free_bytes(self.output.parent)
+        if free < need:
+            raise EngramctlError(str(self.output.parent), f"{need} free bytes", f"{free}")
 
-    def rows(self, table: Table, target: Target, first: int, last: int, out: NDArray[np.uint8]) -> None:
-        """Rows first..last: read both parts, refuse invalid ones, interleave, write."""
-        parts = []
-        for part in table.parts:
-            piece = np.empty((last - first, part.stride), np.uint8)
-            start = part.start + first * part.stride
-            part.file.read_into(piece.data.cast("B"), start, f"rows {first} to {last} of layer {target.layer}")
-            part.file.done_with(start, start + piece.nbytes)
-            parts.append(piece)
-        codes, scales = parts
-        bad = row264.first_invalid(codes, scales)
-        if bad is not None:
-            at = f"layer {target.layer} row {first + bad.row} byte {bad.byte}"
-            raise FormatError(table.parts[0].file.path, at, bad.expected, bad.found)
-        self.put(target.start + first * row264.ROW_BYTES, row264.pack(codes, scales, out[: last - first]))
+    def _all(self, file: WriteFile, log: Journal) -> dict[int, str]:
+        """Everything but the header, down to the disk; then the digests."""
+        if not log.finished:
+            reserve(self.made, self.part, log.point, file)
+            with closing(Durable(file, log)) as durable:
+                found = self._followed(file, durable)
+                durable.flush()
+            now = self.made.identity()
+            identities.require_same(self.made.source.path, self.identity, now, "do not change it while it is read")
+            log.finish()
+            if found:
+                return found
+        return self._digests(self.leaves, workspace.partial_of(self.output))
 
-    def projection(self, target: Target) -> None:
-        """Dequantise a band of rows at a time; a value that the type cannot hold is counted, then refused."""
-        from engramctl.reference import dequantise
+    def _followed(self, file: WriteFile, durable: Durable) -> dict[int, str]:
+        """The pass, with SHA-256 behind it if that is wanted: what it says is known before the pages are let go."""
+        if self.options.digest != "sha256":
+            self._tensors(file, durable, None)
+            return {}
+        with closing(FileOrder(self.made, workspace.partial_of(self.output))) as follower:
+            self._tensors(file, durable, follower)
+            return follower.finish()
 
-        source = self.made.source
-        tensor = source.tensors[target.layer, "projection"]
-        scales = source.array(target.layer, "projection_scale")
-        inputs, outputs = target.shape
-        file, self.inexact = source.file(tensor), 0
-        bytes_a_row = target.size // outputs
-        for row, count in bands(source, target.layer):
-            codes = np.frombuffer(file.read(tensor.start + row * inputs, count * inputs, tensor.name), np.uint8)
-            under = scales[row // PROJECTION_BLOCK :][:1]
-            band = dequantise(codes.reshape(count, inputs), under, f"{tensor.name} from row {row} on")
-            self.put(target.start + row * bytes_a_row, self.converted(band))
-        if self.inexact:
-            raise FormatError(
-                tensor.path,
-                tensor.name,
-                f"values that {target.type} holds exactly (or --kv-type bf16)",
-                f"{self.inexact} that it does not",
-            )
+    def _digests(self, leaves: Leaves, file: Path) -> dict[int, str]:
+        if self.options.digest == "tree":
+            return digests.tree(self.made, self.part, leaves, file, self.threads, self.options.say)
+        if self.options.digest == "sha256":
+            self.options.say("reading the finished tables again for the digest")
+            return digests.of_file(self.made, file)
+        return {}
 
-    def converted(self, band: NDArray[np.uint16]) -> NDArray[Any]:
-        if self.made.kv_type == "bf16":
-            return band.astype("<u2")
-        values = from_bf16(band)
-        if self.made.kv_type == "f32":
-            return values.astype("<f4")
-        exact = exact_in_f16(values)
-        self.inexact += int(exact.size - np.count_nonzero(exact))
-        with np.errstate(over="ignore"):
-            return values.astype("<f2")
+    def _tensors(self, file: WriteFile, durable: Durable, follower: FileOrder | None) -> None:
+        """The one pass, from the journal's point on."""
+        made, point = self.made, durable.point
+        if follower is not None and point != journal.START:
+            self.options.say("reading the finished part again for the digest")
+        for tensor in made.source.tensors.values():
+            made.source.file(tensor)  # opened here, then shared by the threads
+        rows = RowWriter(file, packer.choose(self.part.last - self.part.first), self.options.digest == "tree")
+        weights = WeightWriter(made, file)
+
+        def work(job: Job) -> tuple[list[bytes], int]:
+            if job.span is not None:
+                hole = not job.span.data
+                return ([] if hole else rows.span(made.source.table(job.target.layer), job.target, job.span)), 0
+            if job.target.role == "projection":
+                return [], weights.band(job.target, job.first, job.last)
+            weights.gate(job.target)
+            return [], 0
+
+        inexact, before = 0, made.targets[0]
+        with closing(in_order(jobs(made, self.part, point), work, self.threads)) as done:
+            for job, (leaves, odd) in done:
+                if job.target is not before:
+                    weights.refuse_inexact(before, inexact)
+                    before = job.target
+                inexact += odd
+                if follower is not None:
+                    follower.advance(job.number, job.last if job.span is not None else 0)
+                written = places(job)
+                if not inexact:  # else all of this projection is counted again after an interruption
+                    durable.reached((job.number, job.last), written, self._new_leaves(job, leaves))
+                self.options.progress(sum(end - start for start, end in written))
+        weights.refuse_inexact(before, inexact)
+
+    def _new_leaves(self, job: Job, leaves: list[bytes]) -> Leaves:
+        if self.options.digest != "tree" or job.span is None:
+            return {}
+        if not job.span.data:
+            leaves = zero_leaves(job.first, job.last)
+        new = {job.number: dict(zip(blocks(job.first, job.last), leaves, strict=True))}
+        self.leaves.setdefault(job.number, {}).update(new[job.number])
+        return new

@@ -5,22 +5,20 @@ It is a function of the checkpoint and the request alone: no time, host or path,
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from engramctl import __version__, config
+from engramctl import config, identity
 from engramctl.checkpoint import CheckpointSource
 from engramctl.errors import EngramctlError
 from engramctl.extents import data_rows
-from engramctl.hash_params import digest
+from engramctl.identity import Identity
 from engramctl.shapes import PROJECTION_BLOCK
-from formats import disk, row264
 from formats import gguf_file as gguf
+from formats import row264
 from formats.dialects import DS4, Key
 from formats.errors import FormatError
 
@@ -51,28 +49,11 @@ class Plan:
     layout: gguf.Layout
     targets: tuple[Target, ...]
     kv_type: KvType
-    data_bytes: int  # to be written: holes left out
+    data_bytes: int  # to be written by the whole conversion: holes left out
 
-    def identity(self) -> dict[str, Any]:
-        """What an interrupted run must find unchanged to go on: the request, and the source's files."""
-        shards = {tensor.path: None for tensor in self.source.tensors.values()}
-        config = self.source.config_text
-        return {
-            "version": __version__,
-            "profile": self.source.profile.name,
-            "layers": list(self.source.sizes.layers),
-            "kv_type": self.kv_type,
-            "config": None if config is None else hashlib.sha256(config.encode()).hexdigest(),
-            "token_map": digest(self.source.params().token_map, "<u4"),
-            "shards": {path.name: _identity(path) for path in shards},
-            "header": hashlib.sha256(self.layout.header).hexdigest(),  # whatever else was asked for
-            "size": self.layout.file_size,
-        }
-
-
-def _identity(path: Path) -> list[int]:
-    status = disk.system.status(path)
-    return [status.st_size, status.st_mtime_ns]
+    def identity(self) -> Identity:
+        """What an interrupted run must find unchanged to go on: the request, the rules, and the source's files."""
+        return identity.of(self)
 
 
 def plan(
@@ -204,6 +185,27 @@ def _hyperparameters(parsed: dict[str, Any], source: CheckpointSource) -> list[t
             value = value[: int(part.get("num_hidden_layers") or len(value))]  # the rest are the draft blocks'
         keys.append((key.name, value_of(key, value, path)))
     return keys
+
+
+def notes(source: CheckpointSource) -> list[str]:
+    """What one may not have meant: another token map than the tokenizer's, or layers that a loader will miss."""
+    found = []
+    tokenizer = source.path / "tokenizer.json"
+    if source.given_map is not None and source.path.is_dir() and tokenizer.exists():
+        from engramctl import vocabulary
+
+        try:
+            same = np.array_equal(
+                vocabulary.build(vocabulary.load_tokenizer(tokenizer), tokenizer), source.given_map.ids
+            )
+        except FormatError:
+            same = False
+        if not same:
+            found.append(f"{source.given_map.origin} is not the token map that {tokenizer} gives")
+    if source.sizes.layers != source.whole.layers:
+        some, every = list(source.sizes.layers), list(source.whole.layers)
+        found.append(f"layers {some} of {every}: {DS4.name}'s loader wants all of them in one file")
+    return found
 
 
 def describe(made: Plan) -> dict[str, Any]:

@@ -136,8 +136,8 @@ def _keys(
     foreign = {name for key in source.keys.values() for name in (key.name, *source.earlier(key))} - own - set(names)
     if source is target:
         foreign = set()
-    architecture = header.keys.get(ARCHITECTURE)
-    before = architecture.value if architecture is not None and architecture.value in target.before else None
+    held = header.keys[ARCHITECTURE].value if ARCHITECTURE in header.keys else None
+    before = held if isinstance(held, str) and held in target.before else None
     made: dict[str, Value] = {}
     for name, value in header.keys.items():
         role = names.get(name)

@@ -10,11 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from engramctl.verify.result import Result
+from engramctl.verify.result import MOST_FINDINGS, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+FEW = 8  # findings that people see where the mistake behind them has a name
+SHOWN_FINDINGS = 10  # of a check, to people
+ONE_BY_ONE = ("check-hash", "check-values", "check-kv", "check-gate")  # a finding is one of what is counted
 PIPE_WIDTH = 120  # of tables where standard output is no terminal
 
 
@@ -44,26 +47,43 @@ def check(command: str, title: str, result: Result, json_wanted: bool) -> None:
             "findings": findings,
             "findings_total": result.total,
             "coverage": coverage,
-            "diagnosis": None,
+            "diagnosis": None if result.diagnosis is None else result.diagnosis.facts(),
+            "structure": result.structure,
             "notes": result.notes,
         }
         as_json(command, result.ok, body | result.extra)
         return
-    seen = result.coverage
-    share = f"{seen.checked:,} of {seen.of:,} {seen.unit}" + (", sampled" if seen.sampled else "")
-    verdict = (
-        "[green]ok[/green]"
-        if result.ok
-        else f"[red]{result.total:,} {'differs' if result.total == 1 else 'differ'}[/red]"
-    )
     console = _console()
-    console.print(f"{_plain(title)}: {verdict} ({share})")
-    for f in result.findings:
+    console.print(f"{_plain(title)}: {_verdict(command, result)}")
+    for line in [] if result.diagnosis is None else result.diagnosis.lines():
+        console.print(f"  {_plain(line)}")
+    if result.structure:
+        console.print("  no known mistake explains it; what is common to the differences:")
+    for fact in result.structure:
+        console.print(f"    {_plain(fact)}")
+    shown = result.findings[: SHOWN_FINDINGS if result.diagnosis is None else FEW]
+    for f in shown:
         console.print(f"  {_plain(f.where)}: expected {_plain(f.expected)}, found {_plain(f.found)}")
-    if result.total > len(result.findings):
-        console.print(f"  and {result.total - len(result.findings):,} more")
+    if result.total > len(shown):
+        console.print(f"  and {result.total - len(shown):,} more (--json lists up to {MOST_FINDINGS})")
     for note in result.notes:
         console.print(f"  note: {_plain(note)}")
+
+
+def heading(text: str) -> None:
+    _console().print(f"[bold]{_plain(text)}[/bold]")
+
+
+def _verdict(command: str, result: Result) -> str:
+    """ok, or how much differs, and out of how much."""
+    seen = result.coverage
+    sampled = ", sampled" if seen.sampled else ""
+    if result.ok:
+        return f"[green]ok[/green] ({seen.checked:,} of {seen.of:,} {seen.unit}{sampled})"
+    differ = "differs" if result.total == 1 else "differ"
+    if command in ONE_BY_ONE and result.total <= seen.checked:
+        return f"[red]{result.total:,} of {seen.checked:,} {seen.unit} {differ}[/red]{sampled}"
+    return f"[red]{result.total:,} {differ}[/red] ({seen.checked:,} of {seen.of:,} {seen.unit} checked{sampled})"
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> None:
@@ -72,6 +92,11 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
     console = _console()
     for name, value in pairs:
         console.print(f"[bold]{_plain(name):<{width}}[/bold]  {_plain(value)}")
+
+
+def line(text: str) -> None:
+    """A line for scripts, on standard output, as it is."""
+    sys.stdout.write(text + "\n")
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -83,7 +108,15 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         shown.add_column(heading, overflow="fold")
     for row in rows:
         shown.add_row(*(_plain(cell) for cell in row))
-    _console(soft_wrap=False).print(shown)
+    console = _console(soft_wrap=False)
+    with console.capture() as printed:
+        console.print(shown)
+    sys.stdout.write("".join(line.rstrip() + "\n" for line in printed.get().splitlines()))
+
+
+def text(paragraph: str) -> None:
+    """A paragraph, on standard output."""
+    _console().print(_plain(paragraph))
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class Rows:
 
     layers: tuple[int, ...]
     rows: NDArray[np.int64]
+    absent: tuple[int, ...] = ()  # layers that were wanted too
 
 
 def read_rows(path: Path, wanted: Wanted, form: Form = "auto") -> Rows:
@@ -86,18 +87,32 @@ def _from_arrays(data: Data, wanted: Wanted) -> Rows:
     if found is None:
         raise FormatError(data.where, None, "an npy, npz or safetensors file", "none of them")
     shapes = _shapes(wanted)
-    array = found.only(NAME).load(INTEGERS, *shapes)
+    named = found.only(NAME)
+    _name_layer(data.where, named.shape, shapes, wanted)
+    array = named.load(INTEGERS, *shapes)
     if array.dtype == np.uint64 and array.size and int(array.max()) > INT64_MAX:
         raise FormatError(data.where, None, "row numbers below 2**63", f"{array.max()}")
     layers = shapes[array.shape]
     return _chosen(Rows(layers, array.astype(np.int64).reshape(wanted.tokens, len(layers), wanted.columns)), wanted)
 
 
+def _name_layer(
+    where: str, shape: tuple[int, ...], shapes: dict[tuple[int, ...], tuple[int, ...]], wanted: Wanted
+) -> None:
+    """Rows of one layer do not say which."""
+    T, C = wanted.tokens, wanted.columns
+    if shape in ((T, C), (T, 1, C)) and shape not in shapes:
+        hint = f"--layer L says which of {', '.join(map(str, wanted.layers))} it is"
+        raise EngramctlError(where, f"{list(next(iter(shapes)))}, all layers", f"{list(shape)}, one layer", hint)
+
+
 def _from_u32(data: Data, wanted: Wanted) -> Rows:
     sizes = {4 * wanted.tokens * len(layers) * wanted.columns: layers for layers in _shapes(wanted).values()}
     if data.size not in sizes:
         forms = f"npy, npz, safetensors, tsv, jsonl, or u32 in {' or '.join(map(str, sizes))} bytes"
-        raise FormatError(data.where, None, forms, f"{data.size} bytes")
+        one = data.size == 4 * wanted.tokens * wanted.columns
+        hint = f"--layer L, if it is of one layer among {', '.join(map(str, wanted.layers))}" if one else None
+        raise EngramctlError(data.where, forms, f"{data.size} bytes", hint)
     layers = sizes[data.size]
     rows = data.read(0, data.size, "rows").view("<u4").astype(np.int64)
     return _chosen(Rows(layers, rows.reshape(wanted.tokens, len(layers), wanted.columns)), wanted)
@@ -142,7 +157,8 @@ def _from_lines(data: Data, wanted: Wanted, parse: object) -> Rows:
     for position, place in np.argwhere(~seen[:, places])[:1]:
         what = f"a line for position {position} of layer {there[place]}"
         raise FormatError(data.where, None, what, "none")
-    return Rows(there, rows[:, places])
+    wanted_too = () if wanted.layer is not None else wanted.layers
+    return Rows(there, rows[:, places], tuple(layer for layer in wanted_too if layer not in there))
 
 
 def _tsv(data: Data, at: str, line: bytes) -> Line:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engramctl import config as configs
-from engramctl import container_sizes, maps, profiles, show_files, sidecars
+from engramctl import container_sizes, kinds, maps, profiles, show_files, sidecars
 from engramctl import stored as stores
 from engramctl.checkpoint import DIALECT, read_config
 from engramctl.hash_params import digest
@@ -30,6 +30,8 @@ LISTED = 8  # items of a long array that are shown
 def describe(path: Path, profile_name: str | None = None) -> dict[str, Any]:
     """Everything that headers say; what is no container and no checkpoint raises `FormatError`."""
     profile = profiles.load(profile_name or profiles.DEFAULT)
+    if kinds.name(path) == kinds.UNFINISHED:
+        return show_files.unfinished(path, profile)
     if path.is_dir() or path.suffix == ".safetensors":
         return _checkpoint(path, profile)
     if is_container(path):
@@ -40,6 +42,7 @@ def describe(path: Path, profile_name: str | None = None) -> dict[str, Any]:
         return show_files.sidecar(found, profile)
     if maps.looks_like_one(path):
         return show_files.map_file(path, profile)
+    kinds.refuse_other(path, kinds.SOURCES)
     return _checkpoint(path, profile)
 
 
@@ -108,6 +111,7 @@ def _container(path: Path, profile: Profile) -> dict[str, Any]:
     return {
         "path": str(path),
         "kind": "container",
+        "unfinished": kinds.unfinished(path) is not None,
         "dialect": None if seen.dialect is None else seen.dialect.name,
         "nearest": None if nearest is None else nearest.name,
         "sure": seen.sure,

@@ -70,5 +70,12 @@ def map_file(path: Path, profile: Profile) -> dict[str, Any]:
     }
 
 
+def unfinished(path: Path, profile: Profile) -> dict[str, Any]:
+    """A repack's output before it has a header."""
+    nothing: dict[str, Any] = {"missing": [], "wrong": [], "notes": [], "tensors": [], "constants": {}, "loaders": {}}
+    more = {"token_map": {"origin": None}, **dict.fromkeys(("dialect", "nearest", "config_problem"))}
+    return {"path": str(path), "kind": "file", "unfinished": True, **nothing, **more, **_no_model(profile)}
+
+
 def _no_model(profile: Profile) -> dict[str, Any]:
     return {"profile": profile.name, "sizes": None, "synthetic": False, "differs_from_profile": {}}

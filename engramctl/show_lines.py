@@ -12,7 +12,9 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     pairs = [(found["kind"], found["path"]), ("dialect", found["dialect"] or f"none; nearest is {found['nearest']}")]
     if found.get("sure"):
         pairs.append(("sure", found["sure"]))
-    pairs += [("note", note) for note in found.get("notes", [])]
+    if found.get("unfinished"):
+        pairs.append(("unfinished", "repack has not finished it; --resume does"))
+    pairs += [("note", note) for note in found["notes"]]
     pairs += [("missing", name) for name in found["missing"]]
     pairs += [("missing shard", name) for name in found.get("missing_shards", [])]
     pairs += [("wrong", f"{w['where']}: expected {w['expected']}, found {w['found']}") for w in found["wrong"]]
@@ -25,21 +27,19 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         pairs.append((f"loader {name}", "accepts it" if loader["accepts"] else "refuses it"))
         pairs += [("", why) for why in whys]
     if "file_bytes" in found:
-        pairs.append(
-            (
-                "container",
-                f"GGUF version {found['version']}, alignment {found['alignment']}, {found['file_bytes']:,} bytes",
-            )
-        )
+        size = f"{found['file_bytes']:,} bytes"
+        pairs.append(("format", f"GGUF version {found['version']}, alignment {found['alignment']}, {size}"))
     if found["sizes"]:
-        pairs.append(("sizes", ", ".join(f"{name} {value}" for name, value in found["sizes"].items())))
+        sizes = (f"{name}{_meaning(name)} {_listed(value)}" for name, value in found["sizes"].items())
+        pairs.append(("sizes", ", ".join(sizes)))
     pairs += [
-        ("differs", f"{name}: {d['here']}, profile {found['profile']} has {d['profile']}")
+        ("differs", f"{name}: {_listed(d['here'])}, profile {found['profile']} has {_listed(d['profile'])}")
         for name, d in found["differs_from_profile"].items()
     ]
     pairs += [("fact", f"{name}: {value}") for name, value in found.get("facts", {}).items()]
     pairs.append(("token map", ", ".join(f"{value}" for value in found["token_map"].values())))
-    pairs += [("constant", f"{name}: {c['type']} {_short(c)}") for name, c in found["constants"].items()]
+    stored = found["constants"].items()
+    pairs += [("constant", f"{name}: {c['type']} {_short(c)}{_meaning(name)}") for name, c in stored]
     pairs += [
         (
             "tensor",
@@ -48,6 +48,16 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         for t in found["tensors"]
     ]
     return pairs
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _meaning(name: str) -> str:
+    if name == "pad_token_id" or name.endswith(".pad_token_id"):
+        return " (raw)"
+    return " (compressed: what the token map has for the raw pad)" if name.endswith(".pad_id") else ""
 
 
 def _short(constant: dict[str, Any]) -> str:

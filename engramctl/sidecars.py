@@ -68,12 +68,14 @@ def tables(file: ReadFile, found: Sidecar) -> dict[int, Table]:
         raise FormatError(found.path, *found.problems[0])
     layer = found.layers[0] if found.layers else 0
     if found.dialect is ROW264_PAGED:
-        part = Part(file, PAGED_HEADER, row264.ROW_BYTES, facts["page_rows"], facts["page_bytes"])
-        return {layer: Table(layer, facts["rows_end"], (part,), row_layouts.ROW264, facts["first"], facts["rows"])}
+        part, pages = Part(file, PAGED_HEADER, row264.ROW_BYTES), (facts["page_rows"], facts["page_bytes"])
+        rows = {"pages": pages, "first": facts["first"], "total": facts["rows"]}
+        return {layer: Table(layer, facts["rows_end"], (part,), **rows)}
     layout = row_layouts.ROW264 if found.dialect is ROW264_BARE else row_layouts.ggml("Q4_K")
     assert layout is not None
     part = Part(file, facts.get("offset", 0), layout.stored)
-    return {layer: Table(layer, facts["rows"], (part,), layout, covered=_ranges(facts.get("ranges"), facts["rows"]))}
+    covered = _ranges(facts.get("ranges"), facts["rows"])
+    return {layer: Table(layer, facts["rows"], (part,), layout=layout, covered=covered)}
 
 
 def _ranges(stated: object, rows: int) -> tuple[tuple[int, int], ...]:

@@ -17,14 +17,13 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import profiles
+from engramctl import kinds, profiles
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.table import Table
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.gguf_write import MAGIC
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,10 @@ class Source(Protocol):
 
 
 def open_source(
-    path: Path, profile: str | None = None, token_map: FoundMap | None = None, layers: tuple[int, ...] | None = None
+    path: str | Path,
+    profile: str | None = None,
+    token_map: FoundMap | None = None,
+    layers: tuple[int, ...] | None = None,
 ) -> Source:
     """The checkpoint (folder or safetensors file) or container (GGUF) at `path`.
 
@@ -75,6 +77,8 @@ def open_source(
     from engramctl.checkpoint import open_checkpoint
     from engramctl.container import open_container
 
+    path = Path(path)
+    kinds.refuse_other(path, kinds.SOURCES, (kinds.GGUF,))
     if path.is_dir() or not is_container(path):
         return open_checkpoint(path, profile, token_map, layers)
     return open_container(path, profiles.load(profile or profiles.DEFAULT), token_map)
@@ -82,6 +86,8 @@ def open_source(
 
 def is_container(path: Path) -> bool:
     """Does the file begin as a GGUF?"""
+    from formats.gguf_write import MAGIC
+
     with ReadFile.open(path) as file:
         return file.size >= len(MAGIC) and file.read(0, len(MAGIC), "magic") == MAGIC
 

@@ -28,6 +28,7 @@ class Stored:
     constants: dict[str, list[int]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     problems: list[tuple[str, str, str]] = field(default_factory=list)
+    of_map: dict[str, str] = field(default_factory=dict)  # what a file says about the map: vocabulary, token_map_sha256
     guess: Sizes | None = None  # sizes that its own keys say, where nothing else does
 
 

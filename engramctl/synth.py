@@ -42,15 +42,24 @@ class Made:
     marked: dict[int, tuple[int, ...]]
 
 
-def make(folder: Path, profile: Profile, seed: int, real_tokens: bool, full_size: bool, force: bool = False) -> Made:
+def make(
+    folder: Path,
+    profile: Profile,
+    seed: int,
+    real_tokens: bool,
+    full_size: bool,
+    force: bool = False,
+    base: int = TINY_BASE,
+    hidden: int = TINY_HIDDEN,
+) -> Made:
     """Write config, index, shards and (unless the real map is used) tokenizer into `folder`, which must be new or
-    empty."""
+    empty. `base` and `hidden` are the sizes of what is not full-size."""
     if folder.exists() and not folder.is_dir():
         raise FormatError(folder, None, "a folder", "a file")
     if folder.is_dir() and any(folder.iterdir()) and not force:
         raise EngramctlError(str(folder), "a new or empty folder (or --force)", "a folder with files in it")
     tokenizer = None if real_tokens or full_size else tiny_tokenizer.text()
-    sizes = choose_sizes(profile, real_tokens, full_size)
+    sizes = choose_sizes(profile, real_tokens, full_size, base, hidden)
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors.index.json", "tokenizer.json"):  # an unfinished folder is nothing
         (folder / name).unlink(missing_ok=True)
@@ -84,7 +93,9 @@ def make(folder: Path, profile: Profile, seed: int, real_tokens: bool, full_size
     return Made(sizes, marked)
 
 
-def choose_sizes(profile: Profile, real_tokens: bool, full_size: bool) -> Sizes:
+def choose_sizes(
+    profile: Profile, real_tokens: bool, full_size: bool, base: int = TINY_BASE, hidden: int = TINY_HIDDEN
+) -> Sizes:
     """The profile's sizes at full size; else small tables and streams, and the tiny tokenizer's ids unless real ones
     are asked for."""
     sizes = profile.sizes
@@ -93,9 +104,9 @@ def choose_sizes(profile: Profile, real_tokens: bool, full_size: bool) -> Sizes:
     if not real_tokens:
         vocabulary, compressed = tiny_tokenizer.COUNT, tiny_tokenizer.COMPRESSED
         sizes = replace(sizes, vocabulary=vocabulary, compressed=compressed, pad_token_id=tiny_tokenizer.PAD)
-    primes = unused_primes(TINY_BASE, sizes.columns * len(sizes.layers))
+    primes = unused_primes(base, sizes.columns * len(sizes.layers))
     rows = tuple(sum(primes[i * sizes.columns : (i + 1) * sizes.columns]) for i in range(len(sizes.layers)))
-    return replace(sizes, base=TINY_BASE, rows=rows, hidden=TINY_HIDDEN)
+    return replace(sizes, base=base, rows=rows, hidden=hidden)
 
 
 def config(sizes: Sizes, seed: int) -> dict[str, Any]:

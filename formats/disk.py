@@ -16,63 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from formats.errors import FormatError
+from formats.errors import FormatError, ShortFileError
+from formats.system import PathLike, System
 
-PathLike = str | os.PathLike[str]
 PIECE = 1 << 30  # no single call moves more: macOS answers EINVAL from 2**31 on
-
-
-class System:
-    """The operating system, thin: one method a call, nothing retried, nothing checked."""
-
-    def open(self, path: PathLike, flags: int, mode: int = 0o666) -> int:
-        return os.open(path, flags, mode)
-
-    def close(self, fd: int) -> None:
-        os.close(fd)
-
-    def status(self, path: PathLike) -> os.stat_result:
-        return Path(path).stat()
-
-    def size(self, fd: int) -> int:
-        return os.fstat(fd).st_size
-
-    def pread_into(self, fd: int, view: memoryview, offset: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(fd, [view], offset)
-        data = os.pread(fd, len(view), offset)
-        view[: len(data)] = data
-        return len(data)
-
-    def pwrite(self, fd: int, view: memoryview, offset: int) -> int:
-        return os.pwrite(fd, view, offset)
-
-    def lseek(self, fd: int, offset: int, whence: int) -> int:
-        return os.lseek(fd, offset, whence)
-
-    def ftruncate(self, fd: int, size: int) -> None:
-        os.ftruncate(fd, size)
-
-    def fsync(self, fd: int) -> None:
-        os.fsync(fd)
-
-    def link(self, source: PathLike, target: PathLike) -> None:
-        os.link(source, target)
-
-    def replace(self, source: PathLike, target: PathLike) -> None:
-        Path(source).replace(target)
-
-    def unlink(self, path: PathLike) -> None:
-        Path(path).unlink()
-
-    def free_bytes(self, path: PathLike) -> int:
-        room = os.statvfs(path)
-        return room.f_bavail * room.f_frsize
-
-    def done_with(self, fd: int, start: int, end: int) -> None:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
-
 
 system: System = System()
 
@@ -97,11 +44,11 @@ class _Open:
     """A path and its descriptor, closed once."""
 
     def __init__(self, path: PathLike, fd: int) -> None:
-        self.path, self._fd = Path(path), fd
+        self.path, self.fd = Path(path), fd
 
     def close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
             with _named(self.path):
                 system.close(fd)
 
@@ -118,14 +65,14 @@ class ReadFile(_Open):
     size = 0  # when it was opened
 
     @classmethod
-    def open(cls, path: PathLike) -> ReadFile:
+    def open(cls, path: PathLike, flags: int = 0) -> ReadFile:
         try:
             mode = system.status(path).st_mode
             if stat.S_ISDIR(mode):
                 raise FormatError(path, None, "a file", "a folder")
             if not stat.S_ISREG(mode):
                 raise FormatError(path, None, "a file", "a device or a pipe")
-            fd = system.open(path, os.O_RDONLY)
+            fd = system.open(path, os.O_RDONLY | flags)
         except (FileNotFoundError, NotADirectoryError):
             raise FormatError(path, None, "a file", "nothing there") from None
         file = cls(path, fd)
@@ -145,11 +92,11 @@ class ReadFile(_Open):
         with _named(self.path):
             while done < len(view):
                 try:
-                    got = system.pread_into(self._fd, view[done : done + PIECE], offset + done)
+                    got = system.pread_into(self.fd, view[done : done + PIECE], offset + done)
                 except InterruptedError:
                     continue
                 if got == 0:
-                    raise FormatError(self.path, offset, f"{len(view)} bytes of {what}", f"{done}")
+                    raise ShortFileError(self.path, offset, f"{len(view)} bytes of {what}", f"{done}")
                 done += got
 
     def data(self, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -163,15 +110,15 @@ class ReadFile(_Open):
             try:
                 if hole_ is None or data_ is None:
                     raise OSError(errno.EINVAL, "holes cannot be asked for")
-                hole = min(system.lseek(self._fd, start, hole_), end)
+                hole = min(system.lseek(self.fd, start, hole_), end)
                 if hole > start:
                     yield start, hole
                     start = hole
                     continue
-                after = system.lseek(self._fd, start, data_)
+                after = system.lseek(self.fd, start, data_)
             except OSError as error:
                 # ENXIO: nothing but a hole up to the end of the file, unless the file has become shorter than it was
-                if error.errno != errno.ENXIO or system.size(self._fd) < end:
+                if error.errno != errno.ENXIO or system.size(self.fd) < end:
                     yield start, end
                 return
             if after <= start:  # neither in data nor in a hole: a system that cannot say
@@ -182,7 +129,7 @@ class ReadFile(_Open):
     def done_with(self, start: int, end: int) -> None:
         """These bytes will not be read again: the page cache may drop them. Advice, so nothing depends on it."""
         with contextlib.suppress(OSError):
-            system.done_with(self._fd, start, end)
+            system.done_with(self.fd, start, end)
 
 
 class WriteFile(_Open):
@@ -198,12 +145,17 @@ class WriteFile(_Open):
         """An existing file, its bytes kept."""
         return cls(path, system.open(path, os.O_WRONLY))
 
+    @property
+    def size(self) -> int:
+        with _named(self.path):
+            return system.size(self.fd)
+
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         view, done = _bytes_of(memoryview(data)), 0
         with _named(self.path):
             while done < len(view):
                 try:
-                    put = system.pwrite(self._fd, view[done : done + PIECE], offset + done)
+                    put = system.pwrite(self.fd, view[done : done + PIECE], offset + done)
                 except InterruptedError:
                     continue
                 if put == 0:
@@ -213,17 +165,47 @@ class WriteFile(_Open):
     def resize(self, size: int) -> None:
         """To `size` bytes; what is added is a hole."""
         with _named(self.path):
-            system.ftruncate(self._fd, size)
+            system.ftruncate(self.fd, size)
+
+    def reserve(self, start: int, end: int) -> None:
+        """Blocks for these bytes, where the file system can: a full disk is known before the work, not after it."""
+        with _named(self.path):
+            try:
+                system.fallocate(self.fd, start, end - start)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EINTR):
+                    raise
 
     def sync(self) -> None:
         with _named(self.path):
-            system.fsync(self._fd)
+            system.fsync(self.fd)
+
+    def sync_data(self) -> None:
+        """As `sync`, for bytes inside the size that the file had at the last `sync`."""
+        with _named(self.path):
+            system.fdatasync(self.fd)
+
+    def lock(self) -> None:
+        """Take the file until it is closed; BlockingIOError if another process has it, OSError where none can."""
+        with _named(self.path):
+            system.lock(self.fd)
+
+    def is_same(self, path: PathLike) -> bool:
+        """Does `path` still name this file?"""
+        return os.path.samestat(os.fstat(self.fd), system.status(path))
+
+    def done_with(self, start: int, end: int) -> None:
+        """Bytes that were synced and will not be read: the page cache may drop them. Advice."""
+        with contextlib.suppress(OSError):
+            system.done_with(self.fd, start, end)
 
 
 def refuse_existing(path: PathLike, force: bool) -> None:
     """Before any work: nothing is overwritten without being asked, and only a file is ever replaced."""
     try:
         mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode) and Path(path).exists():  # else it leads nowhere: only the link is lost
+            mode = Path(path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
     if stat.S_ISDIR(mode):

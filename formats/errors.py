@@ -23,6 +23,10 @@ class FormatError(Exception):
         return f"{self.path} at byte {self.at}" if isinstance(self.at, int) else f"{self.path} at {self.at}"
 
 
+class ShortFileError(FormatError):
+    """Bytes that were there when the file was opened are gone: it was cut while it was read, or its disk fails."""
+
+
 def shown(value: object, longest: int = 80) -> str:
     """A value out of a file, fit for one line of a message: quoted, escaped, cut; lists and objects by their count."""
     if isinstance(value, list):

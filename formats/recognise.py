@@ -87,8 +87,8 @@ def difference(header: GgufHeader, dialect: Dialect, layers: tuple[int, ...]) ->
 def elsewhere(header: GgufHeader, dialect: Dialect) -> bool:
     """Are the tables in other files?"""
     storage = dialect.keys.get("storage")
-    said = None if storage is None else header.keys.get(storage.name)
-    return dialect.placement == "external" or (said is not None and said.value == "external")
+    said = None if storage is None else _text(header, storage.name)
+    return dialect.placement == "external" or said == "external"
 
 
 def find(header: GgufHeader, dialect: Dialect, key: Key) -> tuple[str, str] | None:
@@ -224,7 +224,7 @@ def _score(header: GgufHeader, dialect: Dialect) -> float:
             score += 1.0 if key.takes(found[1]) and found[0] == names_of(key, 1)[0] else 0.5
     encoding = dialect.keys.get("encoding")
     if encoding is not None and encoding.name in header.keys:
-        value = header.keys[encoding.name].value
+        value = _text(header, encoding.name)
         score += (
             8.0 if value == dialect.encoding else 1.0 if value == UNDERWAY and dialect.layout == "lloyd136" else 0.0
         )
@@ -245,10 +245,16 @@ def _score(header: GgufHeader, dialect: Dialect) -> float:
     return score
 
 
+def _text(header: GgufHeader, name: str) -> str | None:
+    """A key's value where it is a text, as a damaged one need not be."""
+    value = header.keys[name].value if name in header.keys else None
+    return value if isinstance(value, str) else None
+
+
 def _notes(header: GgufHeader) -> Iterator[str]:
     """What else a header says of itself, whatever its dialect."""
-    for name, value in header.keys.items():
-        if name.endswith(".engram.encoding") and value.value == UNDERWAY:
+    for name in header.keys:
+        if name.endswith(".engram.encoding") and _text(header, name) == UNDERWAY:
             yield f"{name} is {UNDERWAY}: an in-place conversion to 4-bit rows was interrupted; its own tool resumes it"
     counts = {name: header.keys[f"split.{name}"].value for name in ("no", "count") if f"split.{name}" in header.keys}
     if len(counts) == 2 and all(isinstance(value, int) for value in counts.values()):

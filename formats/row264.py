@@ -22,7 +22,7 @@ ROW_BYTES = WIDTH + SCALES
 
 with np.errstate(over="ignore"):
     _VALID = np.isfinite(np.multiply.outer(E8M0_VALUES, E4M3_VALUES))  # [scale byte, code]: the whole rule
-_ALWAYS = int(
+SURE_BELOW = int(
     np.flatnonzero(~_VALID[:, E4M3_NAN - 1])[0]
 )  # from this scale byte on, some code that is a number has no value
 _CHUNK = 4096  # rows looked at together: 1 MB, stays in the cache
@@ -48,6 +48,14 @@ def pack(
     return rows
 
 
+def pack_valid(codes: NDArray[np.uint8], scales: NDArray[np.uint8], out: NDArray[np.uint8]) -> Invalid | None:
+    """Check and `pack` in one go; where a row is invalid, `out` is not to be used."""
+    bad = first_invalid(codes, scales)
+    if bad is None:
+        pack(codes, scales, out)
+    return bad
+
+
 def split(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """[..., ROW_BYTES] rows -> views of their codes [..., WIDTH] and scales [..., SCALES]."""
     return rows[..., :WIDTH], rows[..., WIDTH:]
@@ -70,7 +78,7 @@ def first_invalid(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Invali
     """The first byte without a value in [n, WIDTH] codes and [n, SCALES] scales, or None if all rows are valid."""
     for start in range(0, len(codes), _CHUNK):
         some, theirs = codes[start : start + _CHUNK], scales[start : start + _CHUNK]
-        if (some & 0x7F).max() == E4M3_NAN or theirs.max() >= _ALWAYS:
+        if (some & 0x7F).max() == E4M3_NAN or theirs.max() >= SURE_BELOW:
             bad = ~_VALID[np.repeat(theirs, BLOCK, axis=1), some]
             no_scale = theirs == E8M0_NAN
             bad &= ~np.repeat(no_scale, BLOCK, axis=1) | (

@@ -280,7 +280,7 @@ def test_a_header_that_cannot_be_parsed_is_damage(cli: Cli, container: Path, tmp
 
 def test_what_is_no_container_is_refused(cli: Cli, tiny: Path, tmp_path: Path) -> None:
     assert cli.refused(tmp_path, "check", "file", tiny).found == "a folder"
-    assert cli.refused(tmp_path, "check", "file", tiny / "config.json").expected == '"GGUF"'
+    assert cli.refused(tmp_path, "check", "file", tiny / "config.json").expected == "a GGUF container"
 
 
 def not_synthetic(data: bytearray) -> None:

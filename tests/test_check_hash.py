@@ -16,6 +16,7 @@ from safetensors.numpy import save
 IDS = [5, 6, 7, 129264, 129264, 42, 0, 99]
 MASK = [1, 1, 1, 0, 0, 1, 1, 1]
 WORDS = ("--ids", ",".join(map(str, IDS)), "--mask", ",".join(map(str, MASK)))
+CONSTANTS = "compared with the constants of profile deepseek-v4.1-flash"
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,9 @@ def test_one_layer_is_enough_where_it_is_named(cli: Cli, tmp_path: Path, rows: n
     for name, array in (("flat", rows[:, 1]), ("thin", rows[:, 1:]), ("whole", rows)):
         report = passes(cli, "hash", npy(tmp_path / f"{name}.npy", array), *WORDS, "--layer", "14")
         assert report["coverage"]["of"] == 8 * 24
-        assert report["notes"] == ["layers [14] of [1, 14] were dumped"]
+        assert report["notes"] == ["layers [14] of [1, 14] were dumped", CONSTANTS]
     (tmp_path / "rows.tsv").write_bytes(b"\n".join(text_forms(rows)["rows.tsv"].splitlines()[1::2]))
-    passes(cli, "hash", tmp_path / "rows.tsv", *WORDS)
+    passes(cli, "hash", tmp_path / "rows.tsv", *WORDS, "--layer", "14")
     (tmp_path / "rows.u32").write_bytes(rows[:, 0].astype("<u4").tobytes())
     passes(cli, "hash", tmp_path / "rows.u32", *WORDS, "--layer", "1")
 
@@ -97,7 +98,7 @@ def test_dead_positions_can_be_left_out(cli: Cli, tmp_path: Path, rows: np.ndarr
     assert differs(cli, "hash", dump, *WORDS)["findings_total"] == 2 * 48
     report = passes(cli, "hash", dump, *WORDS, "--skip-dead")
     assert report["coverage"] == {"unit": "row numbers", "checked": 6 * 48, "of": 8 * 48, "sampled": False}
-    assert report["notes"] == ["2 dead positions were left out"]
+    assert report["notes"] == ["2 dead positions were left out", CONSTANTS]
 
 
 def test_a_mask_that_does_not_stick_shows_after_the_gap(cli: Cli, tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_negative_rows_are_findings(cli: Cli, tmp_path: Path, rows: np.ndarray) 
         (np.zeros((8, 2, 23), np.int64), "[8, 2, 24]"),
         (np.zeros((7, 2, 24), np.int64), "[8, 2, 24]"),
         (np.zeros((8, 24), np.int64), "[8, 2, 24]"),
-        (np.zeros((8, 2, 24), np.float32), "int64"),
+        (np.zeros((8, 2, 24), np.float32), "integers"),
         (np.full((8, 2, 24), 2**63, np.uint64), "row numbers below 2**63"),
         (np.zeros(3, "U4"), "an array of numbers"),
         (np.zeros(3, [("a", "i4")]), "an array of numbers"),
@@ -200,3 +201,17 @@ def test_what_is_no_dump_is_refused(cli: Cli, tmp_path: Path, rows: np.ndarray) 
     assert cli.refused(tmp_path, "check", "hash", good, *WORDS, "--layer", "2").expected == "one of 1, 14"
     assert cli.refused(tmp_path, "check", "hash", good).where == "token ids"
     assert cli.refused(tmp_path, "check", "hash", good, *WORDS, "--dump-form", "tsv").where.endswith("line 1")
+
+
+def test_a_layer_that_was_not_dumped_is_a_difference(cli: Cli, tmp_path: Path, rows: np.ndarray) -> None:
+    for name, data in text_forms(rows).items():
+        (tmp_path / name).write_bytes(b"\n".join(data.splitlines()[1::2]))
+        report = differs(cli, "hash", tmp_path / name, *WORDS)
+        assert only(report) == ("layer 1", "rows of 8 positions (or --layer)", "none")
+        assert (report["coverage"]["checked"], report["coverage"]["of"]) == (8 * 24, 8 * 48)
+
+
+def test_dead_positions_alone_tell_nothing(cli: Cli, tmp_path: Path) -> None:
+    dump = npy(tmp_path / "rows.npy", np.zeros((2, 2, 24), np.int64))
+    words = ("check", "hash", dump, "--ids", "1,2", "--mask", "0,0", "--skip-dead")
+    assert cli.refused(tmp_path, *words).where == "--skip-dead"

@@ -90,10 +90,18 @@ def test_a_container_with_another_entry_is_caught(cli: Cli, tiny: Path, containe
     assert expected.startswith(f"{at_203} as in ")
 
 
-def test_without_a_tokenizer_another_models_map_is_only_counted(cli: Cli, container: Path) -> None:
-    report = passes(cli, "map", container)
-    assert report["coverage"]["checked"] == 0
-    assert report["notes"] == ["no tokenizer and another model's sizes: only counts and numbering were checked"]
+def test_without_a_tokenizer_nothing_can_be_said_of_another_models_map(
+    cli: Cli, tiny: Path, container: Path, tmp_path: Path
+) -> None:
+    refusal = cli.refused_twice(tmp_path, "check", "map", container)
+    assert (refusal.found, refusal.hint) == ("neither for this model", "give --tokenizer FILE")
+    passes(cli, "map", container, "--tokenizer", tiny / "tokenizer.json")
+
+
+def test_a_tokenizer_is_no_map(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    refusal = cli.refused_twice(tmp_path, "check", "map", tiny / "tokenizer.json")
+    assert refusal.found == "a tokenizer"
+    assert "engramctl map" in refusal.hint
 
 
 def test_a_container_whose_map_has_fewer_classes_than_its_config_says(

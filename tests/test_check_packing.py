@@ -21,11 +21,12 @@ from checks import (
     set_u64,
     tensor_start,
     wheres,
+    without,
 )
 from cli_helpers import Cli, Copy, peak_bytes
 
 from engramctl import verify
-from engramctl.verify import packing
+from formats import tree_digest
 
 ROWS = {1: 2826, 14: 5940}  # 24 primes from 61 upwards, and the next 24
 
@@ -69,7 +70,7 @@ def test_one_byte_is_named(
 def test_rows_are_counted_exactly_whatever_the_chunks(
     cli: Cli, tiny: Path, container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(tree_digest, "LEAF_ROWS", 7)
 
     def change(data: bytearray) -> None:
         flips(container, 14, range(5, 5 + 3 * 150, 3), 100)(data)
@@ -158,7 +159,7 @@ def test_one_constant_is_named(
 
 def test_texts_are_compared_too(cli: Cli, tiny: Path, container: Path, tmp_path: Path) -> None:
     path = changed(container, tmp_path, replace_text('"engramctl_seed": 7', '"engramctl_seed": 8'))
-    assert only(differs(cli, "packing", tiny, path)) == ("config", f"the config of {tiny}", "another")
+    assert only(differs(cli, "packing", tiny, path)) == ("config", f"that of {tiny}", f"that of {path}")
     path = changed(container, tmp_path, replace_text("e4m3_e8m0_32_row264", "e4m3_e8m0_32_row265"))
     assert only(differs(cli, "packing", tiny, path)) == ("encoding", "e4m3_e8m0_32_row264", "e4m3_e8m0_32_row265")
 
@@ -268,3 +269,23 @@ def test_a_source_with_an_invalid_row_is_compared_all_the_same(
     rewrite(folder / "model-00001-of-00004.safetensors", lambda data: data.__setitem__(-1, 0x7F))
     where, expected, _ = only(differs(cli, "packing", folder, container))
     assert (where, expected) == (f"layer 1 row {ROWS[1] - 1} byte 255", "0x7f")
+
+
+@pytest.mark.parametrize("key", ["multipliers", "encoding", "pad_id"])
+def test_a_constant_that_one_container_lacks_is_a_finding_in_either_order(
+    cli: Cli, container: Path, tmp_path: Path, key: str
+) -> None:
+    lacking = changed(container, tmp_path, without(key))
+    for pair in ((lacking, container), (container, lacking)):
+        report = differs(cli, "packing", *pair)
+        assert report["findings_total"] == 1, found(report)
+
+
+def test_a_weight_that_is_no_number_on_both_sides_is_no_difference_and_said(
+    cli: Cli, container: Path, tmp_path: Path
+) -> None:
+    start = tensor_start(container, "blk.1.engram_q_norm.weight")
+    path = changed(container, tmp_path, lambda data: data.__setitem__(slice(start, start + 4), b"\0\0\xc0\x7f"))
+    report = passes(cli, "packing", path, path)
+    assert any("1 NaNs, in both" in note for note in report["notes"])
+    assert only(differs(cli, "packing", container, path))[2] == "nan"

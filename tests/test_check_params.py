@@ -165,3 +165,26 @@ def test_a_folder_without_a_config_is_refused(cli: Cli, tmp_path: Path) -> None:
     assert cli.refused(tmp_path, "check", "params", tmp_path).expected == "a config.json"
     np.savez(tmp_path / "p.npz", layers=np.array([1]))
     assert cli.refused(tmp_path, "check", "params", tmp_path / "p.npz").found == "no such name"
+
+
+@pytest.mark.parametrize(("name", "value"), [("vocabulary", 129279), ("token_map_sha256", "ab" * 32)])
+def test_what_is_said_about_the_map_must_be_true_of_it(
+    cli: Cli, tmp_path: Path, published: dict[str, Any], name: str, value: object
+) -> None:
+    published[name] = value
+    assert only(differs(cli, "params", written(tmp_path, published)))[::2] == (name, str(value))
+    cli.ok("params", "--to", "npz", "-o", tmp_path / "p.npz", "-q")
+    arrays = dict(np.load(tmp_path / "p.npz")) | {name: np.asarray(value)}
+    np.savez(tmp_path / "p.npz", **arrays)
+    where, expected, _ = only(differs(cli, "params", tmp_path / "p.npz"))
+    assert where == name
+    assert expected.endswith("as of the token map inside")
+
+
+@pytest.mark.parametrize(("name", "value"), [("size", 5), ("schema", "engramctl/params/2")])
+def test_a_params_file_that_contradicts_itself_is_refused(
+    cli: Cli, tmp_path: Path, published: dict[str, Any], name: str, value: object
+) -> None:
+    path = written(tmp_path, published | {name: value})
+    for words in (("check", "params", path), ("hash", "--ids", "5", "--params", path)):
+        assert cli.refused(tmp_path, *words).where == f"{path} at {name}"

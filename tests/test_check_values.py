@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import OUTPUTS, ROWS, STREAMS, Mini, read_tensors, rewrite
-from checks import differs, found, npy, only, passes, wheres
+from checks import differs, found, npy, only, passes, tensor_start, wheres
 from cli_helpers import Cli
 from safetensors.numpy import save
 
@@ -222,3 +222,19 @@ def test_a_row_without_values_in_the_source_cannot_be_checked(cli: Cli, mini: Pa
     dump = npy(tmp_path / "d.npy", np.zeros((5, 256), np.uint16))
     refusal = cli.refused(tmp_path, "check", "values", dump, *words(mini, "--rows", ROWSET))
     assert refusal.where.endswith("layer 1 row 3 byte 9")
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw"), [("bf16", b"\xc0\x7f"), ("bf16", b"\x80\xff"), ("f16", b"\0\x7e"), ("f32", b"\0\0\x80\x7f")]
+)
+def test_a_container_whose_projection_is_no_number_cannot_be_used(
+    cli: Cli, mini: Path, tmp_path: Path, kind: str, raw: bytes
+) -> None:
+    path = tmp_path / "mini.gguf"
+    cli.ok("repack", mini, "-o", path, "--kv-type", kind, "--token-map", mini.with_name("map.json"), "-q")
+    start = tensor_start(path, "blk.1.engram_kv.weight") + len(raw) * 5
+    rewrite(path, lambda data: data.__setitem__(slice(start, start + len(raw)), raw))
+    dump = npy(tmp_path / "kv.npy", np.zeros((1, OUTPUTS), np.float32))
+    refusal = cli.refused(tmp_path, "check", "kv", dump, path, "--layer", 1, "--rows", "0,1")
+    assert "blk.1.engram_kv.weight" in refusal.where
+    cli.ok("lookup", path, "--layer", 1, "--rows", 0, "-o", tmp_path / "v.npy")

@@ -80,6 +80,15 @@ def test_a_link_that_leads_nowhere_is_an_existing_file(tmp_path: Path) -> None:
         write_whole(tmp_path / "out", [b"new"])
 
 
+@pytest.mark.parametrize(("target", "found"), [("folder", "a folder"), ("/dev/null", "a device or a pipe")])
+def test_a_link_is_replaced_only_if_it_leads_to_a_file(tmp_path: Path, target: str, found: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "out").symlink_to(target)
+    with pytest.raises(FormatError, match=found):
+        write_whole(tmp_path / "out", [b"new"], force=True)
+    assert (tmp_path / "out").is_symlink()
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_a_file_that_comes_up_meanwhile_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool

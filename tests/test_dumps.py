@@ -105,7 +105,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
         assert array.shape == (count,)
         with pytest.raises(FormatError) as refused:
             array.load(("uint16",), (8, 2, 24))
-        assert refused.value.expected == "uint16 [8, 2, 24]"
+        assert refused.value.expected == "[8, 2, 24] of uint16"
 
 
 def edit_zip(tmp_path: Path, change: Callable[[bytearray], None]) -> Path:
@@ -195,7 +195,7 @@ def test_a_safetensors_that_lies_is_refused(tmp_path: Path) -> None:
     raw = (int.from_bytes(odd[:8], "little") + length).to_bytes(8, "little") + odd[8:]
     with pytest.raises(FormatError) as refused:
         read(put(tmp_path / "h.safetensors", raw)).only("x").load(("uint8",), (4,))
-    assert refused.value.found == "F8_E4M3 [4]"
+    assert refused.value.found == "[4] of F8_E4M3"
 
 
 def test_what_is_no_array_is_said_so(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_inexact_hidden_states_are_counted_or_rounded(tmp_path: Path) -> None:
         (np.zeros((1, 2, 4), np.uint16), "[1, 1, 4]"),
         (np.zeros((2, 1, 4), np.uint16), "[1, 1, 4]"),
         (np.zeros((1, 4), np.uint16), "[1, 1, 4]"),
-        (np.zeros((1, 1, 4), np.float64), "uint16 or float32 [1, 1, 4]"),
-        (np.zeros((1, 1, 4), np.float16), "uint16 or float32 [1, 1, 4]"),
+        (np.zeros((1, 1, 4), np.float64), "[1, 1, 4] of float32 or uint16"),
+        (np.zeros((1, 1, 4), np.float16), "[1, 1, 4] of float32 or uint16"),
         (np.full((1, 1, 4), np.nan, np.float32), "finite values"),
         (np.full((1, 1, 4), np.inf, np.float32), "finite values"),
         (np.full((1, 1, 4), 0x7FC0, np.uint16), "finite values"),

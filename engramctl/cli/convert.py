@@ -1,4 +1,4 @@
-"""map, params, synth, repack, show: from tokenizer and checkpoint to container."""
+"""map, params, synth, show: from tokenizer to constants, and what a file is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engramctl.cli import pack_other
 from engramctl.cli.options import STDIN, Force, Json, Output, Profile, Quiet, TokenMap
 
 if TYPE_CHECKING:
@@ -31,12 +30,6 @@ class ParamsForm(StrEnum):
     npz = "npz"
     c = "c"
     rust = "rust"
-
-
-class KvForm(StrEnum):
-    f16 = "f16"
-    bf16 = "bf16"
-    f32 = "f32"
 
 
 class Tokens(StrEnum):
@@ -76,10 +69,12 @@ def make_map(
     """
     from engramctl import maps, profiles, report
     from engramctl.cli import edge
-    from engramctl.cli.output import emit, refuse_both
+    from engramctl.cli.output import emit, refuse_both, refuse_existing
     from formats import token_map
 
     refuse_both(json, output)
+    if output == STDIN:
+        refuse_existing(output, force, binary=to is not MapForm.json)
     known = profiles.load(profile)
     found = maps.read(source, known)
     if explain is not None:
@@ -139,8 +134,10 @@ def params(
 
     from engramctl import constants, params_code, params_file, profiles
     from engramctl.cli import edge
-    from engramctl.cli.output import emit
+    from engramctl.cli.output import emit, refuse_existing
 
+    if output == STDIN:
+        refuse_existing(output, force, binary=to is ParamsForm.npz)
     known = profiles.load(profile or profiles.DEFAULT)
     found = constants.read(source, profile, token_map)
     statuses, differs = constants.statuses(found, known), constants.differs_from_profile(found, known)
@@ -199,67 +196,6 @@ def synth(
         edge.say(f"{folder}: layers {list(made.sizes.layers)} of {list(made.sizes.rows)} rows")
 
 
-def repack(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder or a safetensors file.")],
-    output: OptionalOutput = None,
-    layers: Annotated[str | None, typer.Option("--layers", metavar="1,14", help="Only these layers.")] = None,
-    dialect: pack_other.Dialects = "ds4",
-    append_to: pack_other.AppendTo = None,
-    in_place: pack_other.InPlace = False,
-    kv_type: Annotated[
-        KvForm, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
-    ] = KvForm.f16,
-    profile: OptionalProfile = None,
-    token_map: TokenMap = None,
-    source_url: Annotated[str | None, typer.Option("--source-url", help="Recorded as general.source.url.")] = None,
-    source_revision: Annotated[
-        str | None, typer.Option("--source-revision", help="Recorded as general.source.revision.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; write nothing.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Convert a checkpoint to a container.
-
-    Its tables become row264 tail tensors of a GGUF in the ds4 dialect, without a bit changed.
-    """
-    from engramctl import maps, repack_plan, report
-    from engramctl import repack as convert
-    from engramctl.checkpoint import open_checkpoint
-    from engramctl.cli import edge
-    from engramctl.cli.inputs import integers
-    from engramctl.errors import EngramctlError
-
-    asked = pack_other.Asked(dialect, append_to, in_place, output, kv_type.value, dry_run, resume, force, json, quiet)
-    pack_other.refuse(asked)
-    if output == STDIN or (output is None and not dry_run and not in_place):
-        raise EngramctlError("--output", "a file: containers are not streams", "none" if output is None else "-")
-    wanted = None if layers is None else tuple(int(x) for x in integers(layers, "--layers"))
-    with open_checkpoint(checkpoint, profile, maps.given(token_map), wanted) as source:
-        if asked.mine:
-            pack_other.run(source, asked)
-            return
-        made = repack_plan.plan(source, kv_type.value, source_url, source_revision)
-        if dry_run or output is None:
-            facts = repack_plan.describe(made)
-            if json:
-                report.as_json("repack", True, {"dry_run": True, **facts})
-            else:
-                report.table(*repack_plan.as_table(facts))
-            return
-        with report.progress(made.data_bytes, output.name, quiet) as advance:
-            convert.write(made, output, resume, force, advance)
-        if json:
-            report.as_json("repack", True, {"dry_run": False, "output": str(output), **repack_plan.describe(made)})
-        elif not quiet:
-            origin = source.token_map().origin
-            edge.say(
-                f"{output}: {made.layout.file_size:,} bytes, layers {list(source.sizes.layers)}, token map of {origin}"
-            )
-
-
 def show(
     path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A container, a checkpoint, a shard.")],
     profile: OptionalProfile = None,
@@ -282,7 +218,6 @@ def show(
 COMMANDS: dict[str, Callable[..., None]] = {
     "map": make_map,
     "params": params,
-    "repack": repack,
     "show": show,
     "synth": synth,
 }

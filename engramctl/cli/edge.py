@@ -17,6 +17,7 @@ from typing import Any
 
 import typer
 
+from engramctl.cli import quick, usage
 from engramctl.errors import EngramctlError
 from formats.errors import FormatError
 
@@ -26,7 +27,7 @@ EXITS = (
     "Exit codes: 0 done, or nothing differs; 1 something differs; "
     "2 could not tell (usage, unreadable or damaged input, too little disk)."
 )
-GROUPS = ("check",)  # commands whose next word belongs to the command's name
+GROUPS = ("check", "probe")  # commands whose next word belongs to the command's name
 
 # The base of all usage errors, whichever click typer carries.
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
@@ -48,13 +49,11 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     except EngramctlError as error:
         return _refuse(arguments, error.where, error.expected, error.found, error.hint)
     except UsageError as error:
-        return _refuse(
-            arguments, _command(arguments, " "), "a usage that --help shows", _sentence(error.format_message())
-        )
-    except (KeyboardInterrupt, typer.Abort):
-        return _stopped("interrupted", INTERRUPTED)
-    except Terminated:
-        return _stopped("terminated", TERMINATED)
+        return _refuse(arguments, *usage.parts(_command(arguments, " "), error.format_message(), arguments))
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        return _stopped("interrupted", INTERRUPTED, stop)
+    except Terminated as stop:
+        return _stopped("terminated", TERMINATED, stop)
     except BrokenPipeError:
         _forget_stdout()
         return CLOSED_PIPE
@@ -66,7 +65,9 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
         return UNKNOWN
 
 
-_built = functools.cache(typer.main.get_command)  # of every command: 30 ms, which a demo of 30 commands need not repeat
+@functools.cache  # a demo of 30 commands need not repeat it
+def _built(app: typer.Typer) -> Any:  # noqa: ANN401  (whichever click typer carries)
+    return quick.quicken(typer.main.get_command(app))
 
 
 def call(app: typer.Typer, arguments: list[str]) -> int:
@@ -107,8 +108,8 @@ def _refuse(arguments: list[str], where: str, expected: str, found: str, hint: s
     return UNKNOWN
 
 
-def _stopped(word: str, code: int) -> int:
-    say(word)
+def _stopped(word: str, code: int, stop: BaseException) -> int:
+    say("; ".join([word, *map(str, stop.args)]))
     return code
 
 
@@ -128,11 +129,6 @@ def _forget_stdout() -> None:
 def _one_line(text: str) -> str:
     """Printable and on one line, whatever bytes a hostile file put into its names."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split(" ")))
-
-
-def _sentence(message: str) -> str:
-    message = " ".join(message.split()).rstrip(".")
-    return message[:1].lower() + message[1:]
 
 
 def _wants_json(arguments: list[str]) -> bool:

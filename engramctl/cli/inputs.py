@@ -29,6 +29,15 @@ class Sequence:
     ids: NDArray[np.int64]
     mask: NDArray[np.bool_] | None
     history: tuple[int, ...]
+    tokenizer: tuple[str, int] | None = None  # of a text: which, and how many ids it gives
+
+    def fits(self, count: int) -> Sequence:
+        """Itself, if the ids are for a token map of `count` entries as far as can be seen; else `EngramctlError`."""
+        if self.tokenizer is not None and self.tokenizer[1] != count:
+            name, ids = self.tokenizer
+            hint = "give --tokenizer FILE, or the --params or --token-map that belong to it"
+            raise EngramctlError(name, f"a tokenizer of {count} ids, as many as the token map's", f"{ids}", hint)
+        return self
 
 
 def read_sequence(
@@ -46,6 +55,7 @@ def read_sequence(
     given = [name for name, value in (("--ids", ids), ("--ids-file", ids_file), ("--text", text)) if value is not None]
     if len(given) != 1:
         raise EngramctlError("token ids", "exactly one of --ids, --ids-file, --text", " and ".join(given) or "none")
+    made_by = None
     if ids is not None:
         tokens = integers(ids, "--ids")
     elif ids_file is not None:
@@ -54,10 +64,12 @@ def read_sequence(
         from engramctl import vocabulary
 
         path = vocabulary.find_tokenizer(tokenizer, checkpoint)
-        tokens = vocabulary.encode(vocabulary.load_tokenizer(path), text or "")
+        loaded = vocabulary.load_tokenizer(path)
+        made_by = str(path), loaded.get_vocab_size(with_added_tokens=True)
+        tokens = vocabulary.encode(loaded, text or "")
         if not tokens.size:
             raise EngramctlError("--text", "text that gives token ids", "none")
-    return Sequence(tokens, read_mask(mask, mask_file, tokens.size), read_history(history))
+    return Sequence(tokens, read_mask(mask, mask_file, tokens.size), read_history(history), made_by)
 
 
 def read_ids(path: Path, form: IdsFormat = IdsFormat.auto) -> NDArray[np.int64]:
@@ -85,6 +97,9 @@ def read_ids(path: Path, form: IdsFormat = IdsFormat.auto) -> NDArray[np.int64]:
     elif form is IdsFormat.jsonl:
         ids = _jsonl(data, name)
     else:
+        if b"\0" in data or not _is_utf8(data):
+            hint = "--ids-format u32 reads raw little-endian ids"
+            raise EngramctlError(name, "token ids as text, .npy or .jsonl", "binary data", hint)
         ids = integers(_utf8(data, name), name)
     if not ids.size:
         raise FormatError(name, None, "token ids", "an empty input")
@@ -160,6 +175,14 @@ def _utf8(data: bytes, name: str) -> str:
         raise FormatError(name, error.start, "text", f"byte {data[error.start]:#04x}") from None
 
 
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def read_bytes(path: Path) -> bytes:
     """A whole file, or standard input for `-`; a folder or a missing file raises `FormatError`."""
     if path == STDIN:
@@ -191,7 +214,10 @@ def text_of(path: Path) -> str:
 
 
 def read_rows(rows: str | None, rows_file: Path | None, count: int) -> NDArray[np.int64]:
-    """Row numbers of a table of `count` rows, in the order given, from `--rows 0,5,100:200` or `--rows-file`."""
+    """Row numbers of a table of `count` rows, in the order given, from `--rows 0,5,100:200` or `--rows-file`.
+
+    An npy may have any shape, as [T, C] of `run --stop-at rows`: token by token, column by column.
+    """
     if (rows is None) == (rows_file is None):
         raise EngramctlError("row numbers", "one of --rows and --rows-file", "none" if rows is None else "both")
     if rows is not None:
@@ -202,6 +228,10 @@ def read_rows(rows: str | None, rows_file: Path | None, count: int) -> NDArray[n
         listed = ",".join(_utf8(data, name).replace(",", " ").split())
         return rowsets.expand(rowsets.parse(listed, name), name, count)
     array = npy.read(data, name)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise FormatError(name, None, "one row of integers", f"{array.dtype} {list(array.shape)}")
-    return array.astype(np.int64)
+    if not array.ndim or not np.issubdtype(array.dtype, np.integer):
+        raise FormatError(name, None, "an array of integers", f"{array.dtype} {list(array.shape)}")
+    if not array.size:
+        raise FormatError(name, None, "row numbers", "an empty input")
+    if int(array.max()) > INT64_MAX:
+        raise FormatError(name, None, "row numbers below 2**63", f"{array.max()}")
+    return array.astype(np.int64).reshape(-1)

@@ -1,4 +1,5 @@
-"""`engramctl`: the commands, put together. Each imports what it needs when it runs, so that --help stays quick."""
+"""`engramctl`: the commands, put together. Each is imported when it is asked for, and imports what it needs when it
+runs, so that --help stays quick."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from engramctl.cli import about, check, convert, edge, mend, use
+from engramctl.cli import edge, quick
 
 app = typer.Typer(
+    cls=quick.Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -36,17 +38,21 @@ def root(
     """Convert, check and explain hashed n-gram memory tables (DeepSeek V4.1 Flash Engram)."""
 
 
-COMMANDS = about.COMMANDS | convert.COMMANDS | mend.COMMANDS | use.COMMANDS
-# as one meets them
-ORDER = ("demo", "synth", "map", "params", "repack", "unpack", "show", "repair", "hash", "lookup", "run", "profiles")
-for name in sorted(COMMANDS, key=ORDER.index):
-    app.command(name, epilog=edge.EXITS)(COMMANDS[name])
-app.add_typer(check.app, name="check")
-
-
 def run(arguments: list[str]) -> int:
     """One command line, to its exit code."""
-    return edge.run(app, arguments)
+    return edge.run(app, _times(arguments))
+
+
+def _times(arguments: list[str]) -> list[str]:
+    """`run --profile` without a name asks for the times of its stages; with one it names the model, as everywhere."""
+    bare = [
+        at
+        for at, word in enumerate(arguments)
+        if word == "--profile" and (at + 1 == len(arguments) or arguments[at + 1].startswith("-"))
+    ]
+    if arguments[:1] != ["run"] or not bare:
+        return arguments
+    return ["--times" if at in bare else word for at, word in enumerate(arguments)]
 
 
 def main() -> None:

@@ -26,10 +26,12 @@ def emit(path: Path, chunks: Iterable[bytes], force: bool) -> None:
     sys.stdout.buffer.flush()
 
 
-def refuse_existing(path: Path, force: bool) -> None:
-    """Before the work, what `emit` would refuse after it."""
+def refuse_existing(path: Path, force: bool, binary: bool = False) -> None:
+    """Before the work, what `emit` would refuse after it, and bytes that a terminal cannot show."""
     if path != STDIN:
         disk.refuse_existing(path, force)
+    elif binary and sys.stdout is not None and sys.stdout.isatty():
+        raise EngramctlError("standard output", "a file or a pipe for binary data", "a terminal", "-o FILE writes it")
 
 
 def npy(array: NDArray[Any]) -> Iterable[bytes]:

@@ -42,11 +42,13 @@ class Asked:
         return self.dialect != "ds4" or self.append_to is not None or self.in_place
 
 
-def refuse(asked: Asked) -> None:
+def refuse(asked: Asked, of_ds4: list[object]) -> None:
     """Before the checkpoint is opened: dialects that are not written, and options that do not go together."""
     from engramctl import repack_split
 
     repack_split.choose(asked.dialect)
+    if asked.mine and any(option is not None for option in of_ds4):
+        raise EngramctlError("--dialect", "ds4 in a new file with slices and digests", "another dialect or --append-to")
     if asked.in_place and (asked.append_to is None or asked.output is not None or asked.resume):
         raise EngramctlError("--in-place", "--append-to MODEL, and neither -o nor --resume", "other options")
     if asked.output is None and not (asked.dry_run or asked.in_place):

@@ -1,18 +1,17 @@
-"""hash, lookup, run: which rows, what is in them, what they do."""
+"""hash, lookup: which rows, and what is in them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engramctl.cli.options import (
     STDIN,
     Force,
-    Hidden,
     History,
     Ids,
     IdsFile,
@@ -25,12 +24,15 @@ from engramctl.cli.options import (
     Output,
     Params,
     Quiet,
-    RoundHidden,
     Text,
     Threads,
     Tokenizer,
     TokenMap,
 )
+from engramctl.cli.placing import By, Io, Prewarm, Shard, ShardBy
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class RowsForm(StrEnum):
@@ -45,31 +47,6 @@ class ValuesForm(StrEnum):
     raw = "raw"
     bf16 = "bf16"
     f32 = "f32"
-
-
-class StopAt(StrEnum):
-    rows = "rows"
-    values = "values"
-    kv = "kv"
-    gate = "gate"
-
-
-class EngineName(StrEnum):
-    fast = "fast"
-    reference = "reference"
-
-
-class KernelName(StrEnum):
-    auto = "auto"
-    amx = "amx"
-    avx512 = "avx512"
-    avx2 = "avx2"
-    portable = "portable"
-
-
-class ActivationName(StrEnum):
-    plain = "plain"
-    official = "official"
 
 
 OptionalProfile = Annotated[
@@ -105,15 +82,14 @@ def hash_(
 ) -> None:
     """Turn token ids or text into row numbers."""
     from engramctl import constants, rows_out
+    from engramctl import threads as pool
     from engramctl.cli import inputs, sums
     from engramctl.cli.output import emit, refuse_existing
     from engramctl.errors import EngramctlError
 
-    refuse_existing(output, force)
+    refuse_existing(output, force, binary=check is None and to in (RowsForm.npy, RowsForm.u32))
     if threads is not None:
-        from engramctl import fast
-
-        fast.use_threads(threads)
+        pool.use(threads)
     found = constants.read(params, profile, token_map).params
     if check is not None:
         raise typer.Exit(sums.check(check, lambda file: sums.digest(file, ids_format, found), json, quiet))
@@ -131,6 +107,7 @@ def hash_(
     ids_file = files[0] if files else ids_file
     checkpoint = params if params is not None and params.is_dir() else None
     given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, checkpoint)
+    given.fits(found.token_map.size)
     rows = rows_out.chunks(given.ids, found, given.mask, given.history)
     if to is RowsForm.sha256:
         emit(output, [sums.line(rows_out.sha256(rows), ids_file or STDIN)], force)
@@ -150,97 +127,38 @@ def lookup(
     to: Annotated[
         ValuesForm, typer.Option("--to", help="raw bytes, bf16 bits, or f32 exact values.")
     ] = ValuesForm.bf16,
+    io: Io = None,
+    prewarm: Prewarm = False,
+    shard: Shard = None,
+    shard_by: By = ShardBy.rows,
     output: Output = STDIN,
-    profile: OptionalProfile = None,
-    force: Force = False,
-) -> None:
-    """Read rows by number, as an npy array."""
-    from engramctl import tables
-    from engramctl.cli import inputs
-    from engramctl.cli.output import emit, npy, refuse_existing
-
-    refuse_existing(output, force)
-    with tables.open_tables(source, profile) as opened:
-        table = opened.table(layer)
-        wanted = inputs.read_rows(rows, rows_file, table.rows)
-        if to is ValuesForm.raw:
-            emit(output, npy(table.read(wanted)), force)
-        elif to is ValuesForm.f32:
-            emit(output, npy(table.values(wanted)), force)
-        else:
-            emit(output, npy(table.bf16(wanted)), force)
-
-
-def run(
-    source: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A container or checkpoint.")],
-    layer: Layer = None,
-    ids: Ids = None,
-    ids_file: IdsFile = None,
-    text: Text = None,
-    ids_format: IdsForm = IdsFormat.auto,
-    mask: Mask = None,
-    mask_file: MaskFile = None,
-    history: History = None,
-    hidden: Hidden = None,
-    round_hidden: RoundHidden = False,
-    stop_at: Annotated[
-        StopAt | None, typer.Option("--stop-at", help="Write this stage instead of the new hidden states.")
-    ] = None,
-    engine: Annotated[
-        EngineName | None, typer.Option("--engine", help="fast by default; both give equal bits.")
-    ] = None,
-    kernel: Annotated[KernelName, typer.Option("--kernel", help="Which kernels; auto chooses.")] = KernelName.auto,
-    activation: Annotated[
-        ActivationName, typer.Option("--activation", help="official quantises the projection's input first.")
-    ] = ActivationName.plain,
-    output: Output = STDIN,
-    tokenizer: Tokenizer = None,
-    token_map: TokenMap = None,
     profile: OptionalProfile = None,
     threads: Threads = None,
     force: Force = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Run one layer: rows, values, kv, gate.
-
-    Token ids and hidden states in, new hidden states out; --stop-at writes a stage in between.
-    """
-    from engramctl import dumps, maps, pipeline
-    from engramctl.cli import inputs
+    """Read rows by number, as an npy array."""
+    from engramctl import pipeline
+    from engramctl import threads as pool
+    from engramctl.cli import inputs, placing
     from engramctl.cli.output import emit, npy, refuse_existing
-    from engramctl.errors import EngramctlError
-    from engramctl.source import open_source, the_layer
+    from engramctl.tables import open_tables
 
-    refuse_existing(output, force)
-    if kernel not in (KernelName.auto, KernelName.portable):
-        raise EngramctlError("--kernel", "auto or portable, which this version has", kernel.value)
-    if activation is ActivationName.official and engine is EngineName.fast:
-        raise EngramctlError("--activation official", "--engine reference", "--engine fast")
-    chosen = engine or (EngineName.reference if activation is ActivationName.official else EngineName.fast)
-    given = inputs.read_sequence(
-        ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, source if source.is_dir() else None
-    )
-    with open_source(source, profile, maps.given(token_map)) as opened:
-        at = the_layer(opened, layer)
-        states = None
-        if stop_at in (None, StopAt.gate):
-            if hidden is None:
-                raise EngramctlError("--hidden", "a file of hidden states", "none")
-            shape = (given.ids.size, opened.sizes.streams, opened.sizes.hidden)
-            states = dumps.read_hidden(hidden, shape, round_hidden)
-        result = pipeline.run(
-            opened,
-            at,
-            given.ids,
-            None if states is None else states.bits,
-            given.mask,
-            given.history,
-            "out" if stop_at is None else stop_at.value,
-            chosen.value,
-            activation.value,
-            threads,
-        )
-        written = npy(result) if stop_at is not None or states is None else dumps.write_hidden(states, result)
-        emit(output, written, force)
+    refuse_existing(output, force, binary=True)
+    if threads is not None:
+        pool.use(threads)
+    with open_tables(source, profile) as opened:
+        at = opened.the_layer(layer)
+        wanted = inputs.read_rows(rows, rows_file, opened.table(at).rows)
+        with placing.table(opened, at, io, prewarm, shard, shard_by, wanted.size, quiet) as table:
+            made: NDArray[Any]
+            if to is ValuesForm.raw:
+                made = table.read(wanted)
+            elif to is ValuesForm.f32:
+                made = table.decoded(wanted)
+            else:
+                made = table.values(wanted, pipeline.engine_of("fast" if table.compiled(wanted.size) else "reference"))
+        emit(output, npy(made), force)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"hash": hash_, "lookup": lookup, "run": run}
+COMMANDS: dict[str, Callable[..., None]] = {"hash": hash_, "lookup": lookup}

@@ -24,7 +24,7 @@ from llvmlite import binding
 from numba import types
 from numpy.typing import NDArray
 
-from engramctl import reference
+from engramctl import reference, threads
 from formats import floats, row264
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -122,15 +122,11 @@ def helper(function: F) -> F:
     return cast(F, numba.njit(error_model="numpy")(function))
 
 
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class _Threads:
     """The pool, made when first needed, made anew after a fork: a child has none of its parent's threads."""
 
     def __init__(self) -> None:
-        self.count = _processors()
+        self.count = threads.count()
         self.pool: ThreadPoolExecutor | None = None
         self.lock = threading.Lock()
 

@@ -14,13 +14,13 @@ from numba import types
 from numpy.typing import NDArray
 
 from engramctl.fast.cache import in_parts, kernel, reads, writes
-from engramctl.hash_params import HashParams
+from engramctl.hash_params import HashParams, Mask, Tokens
 
 LEAST_TOKENS = 1024  # a thread for fewer costs more than it saves
 
 
 def hash_rows(
-    tokens: NDArray[np.int64], params: HashParams, mask: NDArray[np.bool_] | None = None, history: Sequence[int] = ()
+    tokens: Tokens, params: HashParams, mask: Mask | None = None, history: Sequence[int] = ()
 ) -> NDArray[np.int64]:
     """As `reference.hash_rows`: [T] token ids -> [T, L, C] rows."""
     past = params.past(history)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engramctl import config as configs
-from engramctl import shapes
+from engramctl import kinds, shapes
 from engramctl.checkpoint import read_config
 from engramctl.profiles import Profile, Sizes
 from engramctl.table import Part, Table
@@ -62,6 +62,7 @@ def check(
     progress: Progress = lambda n: None,
 ) -> Result:
     """Everything that can be said of a checkpoint without another; rows by sample, or all of them."""
+    kinds.refuse_other(path, "a checkpoint folder or a safetensors file")
     result = Result(Coverage("rows", 0, 0, not all_rows))
     _, config = read_config(path)
     sizes = _sizes(path, config, profile, profile_named, result)
@@ -137,6 +138,8 @@ def _shards(state: _State) -> None:
     others = {*found.missing.values()} - {*absent}
     if others:
         result.notes.append(f"{len(others)} shards without Engram tensors are not there")
+    if state.path.is_dir() and not (state.path / safetensors_raw.INDEX_NAME).exists():
+        result.notes.append(f"no {safetensors_raw.INDEX_NAME}: every shard in the folder was read")
     for file in found.shards if (state.path / safetensors_raw.INDEX_NAME).exists() else ():
         for name in safetensors_raw.read_header(file).tensors:
             if name not in found.tensors:
@@ -214,6 +217,9 @@ def _constants(state: _State, sizes: Sizes) -> None:
         if stated != summed:
             state.result.add(CHECK, f"config rows of layer {layer}", f"{summed}, the sum of its primes", f"{stated}")
     if own is None:
+        if not _same_map(state, sizes):
+            what = f"tokenizer.json, as profile {state.profile.name}'s token map has other sizes"
+            state.result.add(CHECK, str(state.path), what, "none: repack would need --token-map")
         return
     mapped = token_map.check(own, None, state.profile, (sizes.vocabulary, sizes.compressed), _same_map(state, sizes))
     for finding in mapped.findings:

@@ -35,6 +35,9 @@ def of_file(found: Mapping[str, Any]) -> Stored:
         value = found.get(role)
         if value is not None:
             stored.constants[role] = np.asarray(value).reshape(-1).tolist()
+    for role in ("vocabulary", "token_map_sha256"):
+        if found.get(role) is not None:
+            stored.of_map[role] = str(found[role])
     return stored
 
 
@@ -94,6 +97,13 @@ def compare(
             label, listed = stored.names.get(role, role), stored.constants[role]
             for origin, value in by_value.items():
                 _entries(check, label, role, listed, value, origin, layers, others, result)
+
+
+def lacking(check: str, wanted: Stored, found: Stored, origin: str, result: Result) -> None:
+    """Constants that are in `found` alone: there is nothing to hold them against, and that is a difference."""
+    for role in found.constants:
+        if role not in wanted.constants:
+            result.add(check, f"key {found.names.get(role, role)}", f"no such key, as in {origin}", "one")
 
 
 def _entries(

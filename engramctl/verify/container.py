@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
-from engramctl import container_sizes, sidecars, tables
+from engramctl import container_sizes, kinds, sidecars, tables
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile
 from engramctl.source import is_container
@@ -36,14 +36,20 @@ def check(path: Path, profile: Profile, loader: str | None = None, release: bool
     """Every rule of the loader, which is the dialect's own if none is named; the published rows of the release."""
     if loader not in (None, ALL, *LOADERS):
         raise EngramctlError("--loader", f"one of {', '.join((*LOADERS, ALL))}, which this version knows", str(loader))
-    if not is_container(path) and loader is None:
+    if not is_container(path) and loader is None and sidecars.recognise(path) is not None:
         return _sidecar(path, profile)
+    kinds.refuse_other(path, kinds.GGUF, (kinds.GGUF, kinds.UNFINISHED))
+    result = Result(Coverage("rules", 0, len(of_dialect(loader or DS4.name))))
+    if (why := kinds.unfinished(path)) is not None:
+        result.add("unfinished", str(path), "a finished output", f"{why}: repack --resume finishes it")
+        if not is_container(path):
+            return result
     header = read_header(path, strict=False)
     seen = recognise(header)
     chosen = loader or (seen.best or DS4).name
     if chosen == ALL:
         return _all(path, header, profile, seen)
-    result = Result(Coverage("rules", 0, len(of_dialect(chosen))))
+    result.coverage.of = len(of_dialect(chosen))
     facts, config = _facts(header, profile, by_name(chosen) or DS4, result)
     ran, accepts = _judge(chosen, facts, result)
     result.coverage.checked = len(ran)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from engramctl import dumps, reference
 from engramctl.arrays import Dump
-from engramctl.verify import bounds
+from engramctl.mistakes.gateplan import GateInputs, GatePlan
+from engramctl.verify import bounds, name_gate
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 from formats.errors import FormatError
 from formats.floats import bf16_finite, from_bf16
@@ -95,7 +96,7 @@ def check(
     """Each gate inside the range that F32 sums may give, each output within a BF16 step and value times that range."""
     T = len(inputs.hidden)
     count = sum(0 if array is None else array.size for array in (gates, out))
-    result = Result(Coverage("numbers", count, count))
+    result, somewhere = Result(Coverage("numbers", count, count)), np.zeros(T, np.bool_)
     for start in range(0, T, CHUNK_TOKENS):
         some = slice(start, start + CHUNK_TOKENS)
         mask = None if inputs.mask is None else inputs.mask[some]
@@ -103,22 +104,36 @@ def check(
             inputs.hidden[some], inputs.key[some], inputs.q_weight, inputs.k_weight, mask, eps, clamp
         )
         if gates is not None:
-            _gates(gates[some], allowed, start, result)
+            somewhere[some] |= _gates(gates[some], allowed, start, result)
         if out is not None:
-            _outputs(inputs.hidden[some], inputs.value[some], mask, out[some], allowed, start, result)
+            somewhere[some] |= _outputs(
+                inputs.hidden[some], inputs.value[some], mask, out[some], allowed, start, result
+            )
     if inputs.mask is not None:
         result.notes.append(f"{int(np.count_nonzero(~inputs.mask))} of {T} positions are dead")
+    if not result.ok:
+        explain(inputs, name_gate.Dumped(gates, out), GatePlan(eps, clamp), somewhere, result)
     return result
 
 
-def _gates(gates: NDArray[np.float32], allowed: bounds.GateRange, start: int, result: Result) -> None:
-    wrong = allowed.off(gates) > 0
+def explain(inputs: Inputs, found: name_gate.Dumped, plan: GatePlan, wrong: NDArray[np.bool_], result: Result) -> None:
+    """The mistake behind the tokens that differ, or what they have in common."""
+    given = GateInputs(inputs.hidden, inputs.key, inputs.value, inputs.q_weight, inputs.k_weight, inputs.mask)
+    result.diagnosis = name_gate.diagnose(plan, given, found, wrong)
+    if result.diagnosis is None:
+        result.structure = name_gate.facts(given, found, wrong)
+
+
+def _gates(gates: NDArray[np.float32], allowed: bounds.GateRange, start: int, result: Result) -> NDArray[np.bool_]:
+    """[T] where a gate is outside of its range."""
+    wrong: NDArray[np.bool_] = ~(allowed.off(gates) <= 0)
     named = np.argwhere(wrong)[: max(0, MOST_FINDINGS - len(result.findings))]
     for t, s in named.tolist():
         low, high = allowed.low[t, s], allowed.high[t, s]
         expected = "0, as the position is dead" if low == high == 0 else f"{low:.9g} to {high:.9g}"
         result.add(CHECK, f"gate of position {start + t} stream {s}", expected, f"{gates[t, s]:.9g}")
     result.total += int(np.count_nonzero(wrong)) - len(named)
+    return np.asarray(wrong.any(axis=1))
 
 
 def _outputs(
@@ -129,7 +144,8 @@ def _outputs(
     allowed: bounds.GateRange,
     start: int,
     result: Result,
-) -> None:
+) -> NDArray[np.bool_]:
+    """[T] where an output is beyond its bound."""
     exact = bounds.out_f64(hidden, value, allowed.gate)
     finite = bf16_finite(out)
     bound = bounds.out_bound(hidden, value, allowed.gate, np.where(finite, out, np.uint16(0)), allowed.bound())
@@ -137,10 +153,11 @@ def _outputs(
     bound[dead] = 0.0  # a dead position keeps its hidden state; +0 and -0 are the same value
     have = from_bf16(out).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        wrong = ~finite | (np.abs(have - exact) > bound)
+        wrong = ~(finite & (np.abs(have - exact) <= bound))
     named = np.argwhere(wrong)[: max(0, MOST_FINDINGS - len(result.findings))]
     for t, s, d in named.tolist():
         kept = "its hidden state kept, as the position is dead: " if dead[t] else ""
         expected = f"{kept}{exact[t, s, d]:.9g}" + ("" if dead[t] else f" within {bound[t, s, d]:.3g}")
         result.add(CHECK, f"out of position {start + t} stream {s} element {d}", expected, f"{have[t, s, d]:.9g}")
     result.total += int(np.count_nonzero(wrong)) - len(named)
+    return np.asarray(wrong.any(axis=(1, 2)))

@@ -5,29 +5,31 @@ Streams in file order with a few megabytes in memory. What is a hole on both sid
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import rowsets, telling
 from engramctl.errors import EngramctlError
-from engramctl.extents import data_rows, joined
 from engramctl.hash_params import MOST_COLUMNS
+from engramctl.ordered import processors
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
 from engramctl.table import Table
-from engramctl.verify import constants, quantised
+from engramctl.verify import constants, loose, quantised
+from engramctl.verify import progress as progresses
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 from engramctl.verify.sides import WEIGHTS, Side, Weight, bands
-from formats import row264
+from engramctl.verify.streams import Compared, compare
+from formats import row264, tree_digest
 
 CHECK = "packing"
 CHUNK_ROWS = 16384  # 4 MB a side
-LOSSY_ROWS = 2048  # 4 MB a side as float64
 MOST_SAMPLE = 1 << 22
+SAVE_BYTES = 1 << 30  # of each side, compared between two notes of the progress
 
 Progress = Callable[[int], None]  # bytes compared since the last call
 Rows = NDArray[np.uint8]
@@ -41,26 +43,37 @@ class Asked:
     rows: Sequence[Range] | None = None
     sample: int | None = None
     seed: int = 0
+    digest: str | None = None  # "tree": of the second side's tables, in the same pass
+    threads: int | None = None
+    keep: Path | None = None  # where the progress is kept, for a later run to go on from
 
 
 def check(want: Side, have: Side, profile: Profile, asked: Asked, progress: Progress = lambda n: None) -> Result:
     """Rows, weights and constants of `have` against those of `want`."""
     layers = _layers(want, have, asked.layer)
     result = Result(Coverage("rows", 0, 0, asked.sample is not None))
-    holes = 0
-    for layer in layers:
-        if layer in want.tables and layer in have.tables:
-            holes += _table(want, have, profile, layer, asked, progress, result)
-        else:
+    tables = [*want.tables.values(), *have.tables.values()]
+    plan = progresses.plan_of(tables, {"layer": asked.layer, "digest": asked.digest}) if asked.keep else {}
+    state = progresses.resume(asked.keep, plan, result)
+    begun = layers[layers.index(state.layer) :] if state.layer in layers else layers
+    for layer in begun:
+        if layer not in want.tables or layer not in have.tables:
             _lonely(want, have, layer, result)
-    if holes:
-        result.notes.append(f"{holes} rows lie in holes on both sides and count as zeros read")
+        elif asked.sample is not None or asked.rows is not None:
+            _some(want, have, profile, layer, asked, progress, result)
+        else:
+            _all(want, have, layer, asked, progress, result, state)
+    if asked.digest == "tree":
+        _digests(want, have, state, result)
+    if state.unread:
+        result.notes.append(f"{state.unread} rows lie in holes on both sides and count as zeros read")
     compared = [layer for layer in layers if layer in want.tables and layer in have.tables]
     rows_alone = any(side.stored is not None and not side.stored.names for side in (want, have))
     for layer in compared if not rows_alone else ():
         for role in WEIGHTS:
             _weight(want, have, layer, role, result)
     _constants(want, have, asked.layer, result)
+    state.forget()
     return result
 
 
@@ -94,75 +107,91 @@ def _layers(want: Side, have: Side, layer: int | None) -> list[int]:
     return [layer]
 
 
-def _table(
-    want: Side, have: Side, profile: Profile, layer: int, asked: Asked, progress: Progress, result: Result
-) -> int:
-    """Compare one layer's rows; how many lay in holes on both sides."""
-    expected, found = want.tables[layer], have.tables[layer]
+def _counted(expected: Table, found: Table, layer: int, result: Result) -> int:
+    """How many rows both tables have; a difference is a finding."""
     if expected.whole != found.whole:
         result.add(CHECK, f"layer {layer}", f"{expected.whole} rows", f"{found.whole}")
-    count = min(expected.rows, found.rows)
     result.coverage.of += expected.rows
-    if asked.sample is not None:
-        picked = seeded_rows(profile, want.sizes, layer, count, asked.sample, asked.seed)
-        result.coverage.checked += picked.size
-        for start in range(0, picked.size, CHUNK_ROWS):
-            some = picked[start : start + CHUNK_ROWS]
-            if expected.layout.lossless and found.layout.lossless:
-                _rows(layer, some, expected.read(some), found.read(some), result)
-            else:
-                _values(expected, found, some, result)
-            progress(some.size * row264.ROW_BYTES)
-        return 0
-    lowest = max(expected.first, found.first)
-    ranges = [(lowest, count)] if asked.rows is None else rowsets.joined(asked.rows, count)
-    covered = found.covered or expected.covered
-    if covered and asked.rows is None:
-        ranges = [(max(first, lowest), min(last, count)) for first, last in covered]
-    if lowest or covered or count < expected.whole:
-        result.notes.append(f"layer {layer}: only the rows that the file holds were compared; others are elsewhere")
-    if asked.rows is not None and max(last for _, last in asked.rows) > expected.rows:
-        raise EngramctlError(
-            "--rows", f"rows in 0..{expected.rows - 1} of layer {layer}", f"{max(last for _, last in asked.rows) - 1}"
-        )
-    if not (expected.layout.lossless and found.layout.lossless):
-        return _reencoded(expected, found, ranges, progress, result)
-    total, read = sum(last - first for first, last in ranges), 0
-    buffers = np.empty((2, CHUNK_ROWS, row264.ROW_BYTES), np.uint8)
-    for first, last in _pieces(expected, found, ranges):
-        sides = [read_range(table, first, last, buffers[i]) for i, table in enumerate((expected, found))]
-        if not np.array_equal(_words(sides[0]), _words(sides[1])):
-            _rows(layer, np.arange(first, last), sides[0], sides[1], result)
-        read += last - first
-        progress((last - first) * row264.ROW_BYTES)
-    result.coverage.checked += total
-    return total - read
+    return min(expected.rows, found.rows)
 
 
-def _reencoded(expected: Table, found: Table, ranges: Sequence[Range], progress: Progress, result: Result) -> int:
-    """Rows of which one side is lossy: values within its type's bound, or equal bytes where both are of one type."""
-    for first, last in ranges:
-        for row in range(first, last, LOSSY_ROWS):
-            some = np.arange(row, min(row + LOSSY_ROWS, last))
-            _values(expected, found, some, result)
-            progress(some.size * row264.ROW_BYTES)
-    result.coverage.checked += sum(last - first for first, last in ranges)
-    return 0
-
-
-def _values(expected: Table, found: Table, rows: NDArray[np.int64], result: Result) -> None:
-    if expected.layout.name == found.layout.name:
-        _rows(expected.layer, rows, expected.read(rows), found.read(rows), result)
+def _some(
+    want: Side, have: Side, profile: Profile, layer: int, asked: Asked, progress: Progress, result: Result
+) -> None:
+    """Compare a sample of one layer's rows, or the rows asked for."""
+    expected, found = want.tables[layer], have.tables[layer]
+    count = _counted(expected, found, layer, result)
+    if asked.rows is not None:
+        if max(last for _, last in asked.rows) > expected.rows:
+            last = max(last for _, last in asked.rows) - 1
+            raise EngramctlError("--rows", f"rows in 0..{expected.rows - 1} of layer {layer}", f"{last}")
+        wanted = rowsets.joined(asked.rows, count)
+        if loose.needed(expected, found):
+            wanted = loose.ranges(expected, found, wanted, count, result)
+            loose.compare(expected, found, wanted, _rows, CHECK, progress, result)
+            return
+        for rows in wanted:
+            for done in compare(expected, found, rows, False, asked.threads or processors()):
+                _take(layer, done, progress, result)
         return
-    lossy = found.layout if not found.layout.lossless else expected.layout
-    want, have = (table.layout.decode(table.read(rows)).astype(np.float64) for table in (expected, found))
-    wrong = quantised.outside(want, have, lossy.name)
-    for row, allowed, off in wrong:
-        result.add(CHECK, f"layer {expected.layer} row {rows[row]}", allowed, off)
-    share = quantised.limit(lossy.name)
-    note = f"{lossy.name} rows are re-encoded: values were compared, to within {share} of each row's RMS"
-    if note not in result.notes:
-        result.notes.append(note)
+    picked = seeded_rows(profile, want.sizes, layer, count, asked.sample or 0, asked.seed)
+    result.coverage.checked += picked.size
+    for start in range(0, picked.size, CHUNK_ROWS):
+        some = picked[start : start + CHUNK_ROWS]
+        loose.rows(expected, found, some, _rows, CHECK, result)
+        progress(some.size * row264.ROW_BYTES)
+
+
+def _all(
+    want: Side, have: Side, layer: int, asked: Asked, progress: Progress, result: Result, state: progresses.Progress
+) -> None:
+    """Compare one layer's rows from where an earlier run stopped, and take the digest of what was found."""
+    expected, found = want.tables[layer], have.tables[layer]
+    if loose.needed(expected, found):
+        count = _counted(expected, found, layer, result)
+        wanted = loose.ranges(expected, found, None, count, result)
+        loose.compare(expected, found, wanted, _rows, CHECK, progress, result)
+        return
+    if state.layer == layer:
+        count, first = min(expected.rows, found.rows), state.row
+    else:
+        count, first = _counted(expected, found, layer, result), 0
+        state.layer, state.row = layer, 0
+    progress(first * row264.ROW_BYTES)
+    leaves, unsaved = state.leaves.setdefault(layer, {}), 0
+    try:
+        for done in compare(expected, found, (first, count), asked.digest == "tree", asked.threads or processors()):
+            _take(layer, done, progress, result)
+            leaves.update(zip(tree_digest.blocks(done.span.first, done.span.last), done.leaves, strict=False))
+            state.row = done.span.last
+            state.unread += done.span.last - done.span.first - done.rows_read
+            unsaved += done.rows_read * row264.ROW_BYTES
+            if unsaved >= SAVE_BYTES:
+                state.save(result)
+                unsaved = 0
+    except BaseException:
+        state.save(result)
+        raise
+
+
+def _digests(want: Side, have: Side, state: progresses.Progress, result: Result) -> None:
+    """Of the second side's tables that were read whole."""
+    found = {}
+    for layer, leaves in state.leaves.items():
+        rows = have.tables[layer].rows
+        if want.tables[layer].rows >= rows and len(leaves) == len(tree_digest.blocks(0, rows)):
+            found[str(layer)] = tree_digest.root(0, rows, [leaves[block] for block in sorted(leaves)])
+            result.notes.append(f"tree digest of layer {layer} in {have.path}: {found[str(layer)]}")
+    result.extra["digests"] = found
+
+
+def _take(layer: int, done: Compared, progress: Progress, result: Result) -> None:
+    rows = done.span.last - done.span.first
+    result.coverage.checked += rows
+    if done.numbers:
+        _rows(layer, np.array(done.numbers), np.stack(done.want), np.stack(done.have), result)
+    result.total += done.differing - len(done.numbers)
+    progress(rows * row264.ROW_BYTES)
 
 
 def seeded_rows(
@@ -176,40 +205,6 @@ def seeded_rows(
         boundaries = telling.heads(profile, sizes, sizes.layers.index(layer))
     seeded = np.random.default_rng([seed, layer]).choice(count, min(sample, count), replace=False)
     return np.unique(np.concatenate([np.array(telling.rows(count, boundaries), np.int64), seeded.astype(np.int64)]))
-
-
-def _pieces(one: Table, other: Table, ranges: Sequence[Range]) -> Iterator[Range]:
-    """Ranges of at most CHUNK_ROWS rows in which either side holds data, ascending."""
-    for first, last in ranges:
-        for start, stop in joined(heapq.merge(_data(one, first, last), _data(other, first, last))):
-            yield from ((row, min(row + CHUNK_ROWS, stop)) for row in range(start, stop, CHUNK_ROWS))
-
-
-def _data(table: Table, first: int, last: int) -> Iterator[Range]:
-    """Where a table is no hole; of pages that is not asked."""
-    return iter([(first, last)]) if any(part.page_rows for part in table.parts) else data_rows(table, first, last)
-
-
-def _words(rows: Rows) -> NDArray[np.uint64]:
-    return rows.reshape(-1).view(np.uint64)
-
-
-def read_range(table: Table, first: int, last: int, buffer: Rows) -> Rows:
-    """Rows first..last, their parts side by side, in `buffer`."""
-    rows, column = buffer[: last - first], 0
-    if not table.plain:
-        rows[...] = table.read(np.arange(first, last))
-        return rows
-    for part in table.parts:
-        start, size = part.start + first * part.stride, (last - first) * part.stride
-        whole = part.stride == row264.ROW_BYTES
-        piece = rows if whole else np.empty((last - first, part.stride), np.uint8)
-        part.file.read_into(piece.data, start, f"rows {first} to {last} of layer {table.layer}")
-        part.file.done_with(start, start + size)
-        if not whole:
-            rows[:, column : column + part.stride] = piece
-        column += part.stride
-    return rows
 
 
 def _rows(layer: int, numbers: NDArray[np.int64], want: Rows, have: Rows, result: Result) -> None:
@@ -251,7 +246,12 @@ def _band(expected: Weight, found: Weight, first: int, rows: int, result: Result
         for row, allowed, off in quantised.outside(want, have, kind):
             result.add(CHECK, f"tensor {found.name} row {first + row}", allowed, off)
         return
-    differs = (want != have) | (np.signbit(want) != np.signbit(have))
+    odd = np.isnan(want) & np.isnan(have)  # neither is a number: nothing to compare
+    if odd.any():
+        result.notes.append(
+            f"tensor {found.name} rows {first} to {first + rows}: {np.count_nonzero(odd)} NaNs, in both"
+        )
+    differs = ~odd & ((want != have) | (np.signbit(want) != np.signbit(have)))
     count = int(np.count_nonzero(differs))
     if not count:
         return
@@ -272,11 +272,17 @@ def _constants(want: Side, have: Side, layer: int | None, result: Result) -> Non
     layers = tuple(sorted(have.tables)) if have.sizes is None else constants.container_layers(stored, have.sizes)
     layers = tuple(each for each in layers if each in want.tables) or tuple(sorted(want.tables))
     constants.compare("constants", stored, want.expected(layers), layers, result)
-    theirs = have.texts
-    for role, expected in (want.texts or {}).items() if theirs is not None else ():
-        found = None if theirs is None else theirs.get(role)
-        if found != expected:
-            text = f"the {role} of {want.path}" if role == "config" else expected
-            result.add(
-                "constants", role, text, "none" if found is None else "another" if role == "config" else found[:60]
-            )
+    if want.stored is not None and want.kind == have.kind:
+        constants.lacking("constants", want.stored, stored, str(want.path), result)
+    ours, theirs = want.texts, have.texts
+    if ours is None or theirs is None:
+        return
+    for role in ours if want.stored is None else dict.fromkeys([*ours, *theirs]):
+        expected, found = ours.get(role), theirs.get(role)
+        if expected != found:
+            result.add("constants", role, _text(role, expected, want), _text(role, found, have))
+
+
+def _text(role: str, text: str | None, side: Side) -> str:
+    """A text in a finding: a config is too long to be shown."""
+    return f"none in {side.path}" if text is None else f"that of {side.path}" if role == "config" else text[:60]

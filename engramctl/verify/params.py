@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
-from engramctl import container_sizes, params_file, sidecars
+from engramctl import container_sizes, hash_params, params_file, sidecars
 from engramctl.checkpoint import read_config as checkpoint_config
+from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import FoundMap, is_container
-from engramctl.verify import constants
+from engramctl.verify import constants, name_params
 from engramctl.verify.constants import Expectation, Stored
 from engramctl.verify.result import Coverage, Result
 from formats import recognise, tsd41
@@ -62,7 +63,18 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     if public is not None and derived is not None:
         _derivation(constants.of_params(public), derived, layers, result)
     constants.compare(CHECK, stored, expectations, layers, result)
+    inside = [] if found_map is None else [FoundMap(found_map, "the token map inside")]
+    _map_facts(stored, inside + ([] if sure is None else [sure]), result)
     result.extra["constants"] = constants.statuses(stored, derived)
+    right = public if public is not None or ids is None else made
+    if not result.ok and right is not None:
+        tokenizer = next(
+            (each / "tokenizer.json" for each in (path, model) if each is not None and each.is_dir()), None
+        )
+        known = map_sources.for_params(right, profile, tokenizer if tokenizer and tokenizer.is_file() else None)
+        result.diagnosis = name_params.diagnose(stored.constants, right, known)
+        if result.diagnosis is None:
+            result.structure = name_params.facts(stored.constants, right)
     return result
 
 
@@ -97,10 +109,7 @@ def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap |
         return _of_tsd41(path), None, None
     with ReadFile.open(path) as file:
         found = params_file.read(file.read(0, min(file.size, params_file.MOST_BYTES + 1), "params"), str(path))
-    stored = constants.of_file(found)
-    if found["token_map_sha256"] is not None and "token_map" not in stored.constants and _fits(profile, found):
-        _digest(found["token_map_sha256"], profile, stored)
-    return stored, None, None
+    return constants.of_file(found), None, None
 
 
 def _of_tsd41(path: Path) -> Stored:
@@ -114,10 +123,14 @@ def _of_tsd41(path: Path) -> Stored:
     return stored
 
 
-def _digest(stated: str, profile: Profile, stored: Stored) -> None:
-    public = profile.digests["token_map_u32"]
-    if stated != public:
-        stored.problems.append(("token_map_sha256", f"{public} as published", stated))
+def _map_facts(stored: Stored, maps: list[FoundMap], result: Result) -> None:
+    """What a file says about its token map, against the map it holds and the one it should have."""
+    for name, said in stored.of_map.items():
+        for each in maps:
+            true = f"{each.ids.size}" if name == "vocabulary" else hash_params.digest(each.ids, "<u4")
+            if said != true:
+                result.add(CHECK, name, f"{true} as of {each.origin}", said)
+                break
 
 
 def sizes_of(path: Path, profile: Profile) -> tuple[Sizes | None, FoundMap | None]:
@@ -149,8 +162,7 @@ def _as_map(stored: Stored) -> NDArray[np.uint32] | None:
     return np.array(listed, np.uint32)
 
 
-def _fits(profile: Profile, sizes: Sizes | dict[str, object]) -> bool:
+def _fits(profile: Profile, sizes: Sizes) -> bool:
     """Is the profile's shipped map one for these sizes?"""
     own = profile.sizes
-    theirs = sizes if isinstance(sizes, dict) else vars(sizes)
-    return (theirs["vocabulary"], theirs["compressed"]) == (own.vocabulary, own.compressed)
+    return (sizes.vocabulary, sizes.compressed) == (own.vocabulary, own.compressed)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engramctl.errors import Finding
+from engramctl.verify.diagnosis import Diagnosis
 
 MOST_FINDINGS = 100  # kept and printed; the rest is counted
 
@@ -29,6 +30,8 @@ class Result:
     total: int = 0
     notes: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)  # more for --json, such as digests
+    diagnosis: Diagnosis | None = None  # the known mistake behind the findings
+    structure: list[str] = field(default_factory=list)  # facts about the differences, where no mistake is known
 
     @property
     def ok(self) -> bool:
@@ -39,3 +42,11 @@ class Result:
         self.total += times
         if len(self.findings) < MOST_FINDINGS:
             self.findings.append(Finding(check, where, expected, found))
+
+    def join(self, part: Result) -> None:
+        """Take over what was found in a part of what is checked."""
+        self.coverage.checked += part.coverage.checked
+        self.coverage.of += part.coverage.of
+        self.findings += part.findings[: MOST_FINDINGS - len(self.findings)]
+        self.total += part.total
+        self.notes += part.notes

@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 from engramctl import reference
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
+from engramctl.mistakes.hash_probe_file import Probe
+from engramctl.mistakes.hashing import HashPlan, Maps, no_maps
+from engramctl.mistakes.history import SeenRows
 from engramctl.row_dumps import Rows
+from engramctl.verify import name_rows, row_structure
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 
 CHECK = "hash"
@@ -36,31 +40,86 @@ def check(
     mask: Mask | None = None,
     history: Sequence[int] = (),
     skip_dead: bool = False,
+    maps: Maps = no_maps,
 ) -> Result:
-    """Every row number of `found`; with `skip_dead`, those at dead positions are left out."""
+    """Every row number of `found`; with `skip_dead`, those at dead positions are left out.
+
+    What differs is held against the known mistakes; `maps` gives the token maps that some of them make.
+    """
     text = np.ones(tokens.size, np.bool_) if mask is None else mask
     wanted = text if skip_dead else np.ones(tokens.size, np.bool_)
+    if not wanted.any():
+        raise EngramctlError("--skip-dead", "a position that is not dead", f"{tokens.size} dead ones")
+    result = _compared(found, tokens, params, mask, history, wanted)
+    if result.total > len(found.absent):  # rows that differ, not only a layer that was not dumped
+        search = name_rows.search_of(found, tokens, params, mask, history, wanted, maps)
+        explain(search, found.layers, result)
+    return result
+
+
+def _compared(
+    found: Rows,
+    tokens: Tokens,
+    params: HashParams,
+    mask: Mask | None,
+    history: Sequence[int],
+    wanted: Mask,
+    name: str = "",
+) -> Result:
+    """Each row number at the positions that count; `name` goes before a position where there are several sequences."""
+    text = np.ones(tokens.size, np.bool_) if mask is None else mask
     each = len(found.layers) * params.columns
-    result = Result(Coverage("row numbers", int(wanted.sum()) * each, tokens.size * each))
-    if skip_dead and not wanted.all():
+    every = tokens.size * (each + len(found.absent) * params.columns)
+    result = Result(Coverage("row numbers", int(wanted.sum()) * each, every))
+    for layer in found.absent:
+        result.add(CHECK, f"{name}layer {layer}", f"rows of {tokens.size} positions (or --layer)", "none")
+    if not wanted.all():
         result.notes.append(f"{tokens.size - int(wanted.sum())} dead positions were left out")
-    if len(found.layers) < len(params.layers):
+    if not name and len(found.layers) + len(found.absent) < len(params.layers):
         result.notes.append(f"layers {list(found.layers)} of {list(params.layers)} were dumped")
     whole = _reference_rows if tokens.size <= REFERENCE_TOKENS else _screened(tokens, params, mask, history, result)
+    alive = result.total
     places = [params.layers.index(layer) for layer in found.layers]
     for start in range(0, tokens.size, CHUNK):
         stop = min(start + CHUNK, tokens.size)
         expected = _part(whole, tokens, params, mask, history, start, stop)[:, places]
         different = (expected != found.rows[start:stop]) & wanted[start:stop, None, None]
         count = int(np.count_nonzero(different))
+        alive += int(np.count_nonzero(different[text[start:stop]]))
         named = np.argwhere(different)[: max(0, MOST_FINDINGS - len(result.findings))]
         for at, place, column in named.tolist():
             position, layer = start + at, found.layers[place]
             sure = at_position(tokens, params, mask, history, position)[places[place], column]
-            where = f"position {position} (token {tokens[position]}) layer {layer} column {column}"
+            where = f"{name}position {position} (token {tokens[position]}) layer {layer} column {column}"
             result.add(CHECK, where, f"row {sure}", f"row {found.rows[position, place, column]}")
         result.total += count - len(named)
+    if result.total and not alive:
+        result.notes.append("all differences are at dead positions: --skip-dead ignores them")
     return result
+
+
+def check_probe(found: Rows, probe: Probe, params: HashParams, skip_dead: bool = False, maps: Maps = no_maps) -> Result:
+    """The rows of all sequences of a probe, one after another; what differs is named from all of them at once."""
+    plan, places = HashPlan.of(params, maps), tuple(params.layers.index(layer) for layer in found.layers)
+    result, parts, start = Result(Coverage("row numbers", 0, 0)), [], 0
+    for each in probe.sequences:
+        case, stop = each.case, start + each.case.tokens.size
+        some = Rows(found.layers, found.rows[start:stop])
+        text = np.ones(case.tokens.size, np.bool_) if case.mask is None or not skip_dead else case.mask
+        one = _compared(some, case.tokens, params, case.mask, case.history, text, f"sequence {each.name} ")
+        result.join(one)
+        parts.append(name_rows.Part(plan, case, SeenRows(some.rows, places, text), each.name))
+        start = stop
+    if not result.ok:
+        explain(name_rows.Search(plan, parts), found.layers, result)
+    return result
+
+
+def explain(search: name_rows.Search, layers: Sequence[int], result: Result) -> None:
+    """The mistake behind the differences, or what they have in common."""
+    result.diagnosis = name_rows.diagnose(search, layers)
+    if result.diagnosis is None:
+        result.structure = row_structure.facts(search, layers)
 
 
 def at_position(

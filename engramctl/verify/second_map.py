@@ -13,6 +13,7 @@ import numpy as np
 
 from engramctl import vocabulary
 from engramctl.source import FoundMap
+from formats.errors import FormatError
 
 MARKS = ("Mn", "Mc", "Me")  # what stripping accents removes
 # Unicode's White_Space; Python's str.strip would take four control characters as well
@@ -25,11 +26,17 @@ def derive(tokenizer: Path) -> FoundMap:
     """[V] compressed id of each token id, and how it was come by."""
     loaded = vocabulary.load_tokenizer(tokenizer)
     count = loaded.get_vocab_size(with_added_tokens=True)
-    texts = loaded.decode_batch([[token] for token in range(count)], skip_special_tokens=False)
+    if not 1 <= count <= vocabulary.MOST_IDS:
+        raise FormatError(tokenizer, None, f"1 to {vocabulary.MOST_IDS} token ids", f"{count}")
+    with vocabulary.library(tokenizer, "a decoder that takes every id"):
+        texts = loaded.decode_batch([[token] for token in range(count)], skip_special_tokens=False)
     numbers: dict[str, int] = {}
     ids = np.empty(count, np.uint32)
     for token, text in enumerate(texts):
-        key = (loaded.id_to_token(token) or "") if CUT_CHARACTER in text else normalised(text)
+        piece = loaded.id_to_token(token)
+        if piece is None:
+            raise FormatError(tokenizer, f"token id {token}", f"ids 0..{count - 1} without a gap", "no token")
+        key = piece if CUT_CHARACTER in text else normalised(text)
         ids[token] = numbers.setdefault(key, len(numbers))
     return FoundMap(ids, f"{tokenizer} by Unicode {unicodedata.unidata_version}")
 

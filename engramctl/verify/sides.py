@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import container_sizes, sidecars
+from engramctl import container_sizes, kinds, sidecars
 from engramctl import tables as opened
 from engramctl.checkpoint import CheckpointSource, open_checkpoint
 from engramctl.errors import EngramctlError
@@ -61,6 +61,7 @@ class Side:
     stored: Stored | None  # None: a checkpoint stores none
     texts: Mapping[str, str] | None  # config and encoding, where the dialect has them
     sizes: Sizes | None  # the whole model's
+    kind: str = ""  # a container's dialect
 
 
 def open_side(
@@ -71,6 +72,7 @@ def open_side(
         return of_container(stack, path, profile)
     if path.is_file() and path.suffix != ".safetensors" and sidecars.recognise(path) is not None:
         return of_sidecar(stack, path, profile)
+    kinds.refuse_other(path, kinds.SOURCES)
     return of_checkpoint(stack.enter_context(open_checkpoint(path, profile_name, token_map)))
 
 
@@ -131,7 +133,7 @@ def of_container(stack: ExitStack, path: Path, profile: Profile) -> Side:
     def expected(layers: tuple[int, ...]) -> list[Expectation]:
         return [Expectation(f"in {path}", stored.constants)]
 
-    return Side(path, tables, weights, expected, stored, texts, whole)
+    return Side(path, tables, weights, expected, stored, texts, whole, dialect.name)
 
 
 def of_sidecar(stack: ExitStack, path: Path, profile: Profile) -> Side:

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import maps
+from engramctl import kinds, maps
 from engramctl.arrays import STDIN, open_data
+from engramctl.errors import EngramctlError
+from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile
 from engramctl.source import FoundMap, is_container
-from engramctl.verify import params
+from engramctl.verify import name_map, params
 from engramctl.verify.result import Coverage, Result
 from formats.errors import FormatError
 from formats.token_map import MOST_BYTES, decode
@@ -27,10 +29,12 @@ def check(
     profile: Profile,
     sizes: tuple[int, int] | None = None,
     published: bool = True,
+    tokenizer: Path | None = None,
 ) -> Result:
     """Compare `found` with the map a tokenizer gives and, where `published`, with the profile's.
 
-    `sizes` are the token ids and compressed ids that the source itself states, if it does.
+    `sizes` are the token ids and compressed ids that the source itself states, if it does. What differs is held against
+    the known mistakes, with the help of `tokenizer` where their maps are not shipped.
     """
     result = Result(Coverage("token ids", 0, found.ids.size))
     if sizes is not None:
@@ -51,6 +55,11 @@ def check(
             "compressed": profile.sizes.compressed,
             "sha256": profile.digests["token_map_u32"],
         }
+    if not result.ok and (derived is not None or published):
+        truth = profile.token_map() if derived is None else derived.ids
+        result.diagnosis = name_map.diagnose(found.ids, truth, map_sources.for_map(truth, profile, tokenizer))
+        if result.diagnosis is None:
+            result.structure = name_map.facts(found.ids, truth)
     return result
 
 
@@ -64,17 +73,23 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
     if tokenizer is not None and derived is None:
         raise FormatError(tokenizer, None, "a tokenizer.json", "nothing there")
     if path != STDIN and path.is_file() and (inside := maps.inside(path)) is not None:
-        stated_sizes = params.sizes_of(path, profile)[0] if is_container(path) else None
-        stated = None if stated_sizes is None else (stated_sizes.vocabulary, stated_sizes.compressed)
-        ours = (profile.sizes.vocabulary, profile.sizes.compressed)
-        return check(inside, derived, profile, stated, published and stated in (None, ours))
+        whole = params.sizes_of(path, profile)[0] if is_container(path) else None
+        said = None if whole is None else (whole.vocabulary, whole.compressed)
+        published = published and said in (None, (profile.sizes.vocabulary, profile.sizes.compressed))
+        result = check(inside, derived, profile, said, published, tokenizer)
+        return _told(result, str(path), derived is not None or published)
     if path == STDIN or not path.is_dir():
         data = open_data(path)
         if data.size > MOST_BYTES:
             raise FormatError(data.where, None, f"a token map of at most {MOST_BYTES} bytes", f"{data.size}")
         raw = data.read(0, data.size, "token map").tobytes()
+        if kinds.is_tokenizer(raw[: kinds.HEAD]):
+            hint = f"engramctl map {data.where} -o MAP makes its map; check map MAP --tokenizer {data.where}"
+            raise EngramctlError(data.where, "a token map, a container or a checkpoint", "a tokenizer", hint)
         count = profile.sizes.vocabulary if derived is None else derived.ids.size
-        return check(FoundMap(decode(raw, data.where, count)[1], data.where), derived, profile, None, published)
+        found = FoundMap(decode(raw, data.where, count)[1], data.where)
+        result = check(found, derived, profile, None, published, tokenizer)
+        return _told(result, data.where, derived is not None or published)
     sizes, own = params.sizes_of(path, profile)
     if own is not None and path.is_dir():  # the map that a conversion would use, against the second derivation
         derived, own = derived or own, _built(path / "tokenizer.json")
@@ -82,7 +97,18 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
         raise FormatError(path, None, "a tokenizer.json", "none")
     stated = None if sizes is None else (sizes.vocabulary, sizes.compressed)
     ours = (profile.sizes.vocabulary, profile.sizes.compressed)
-    return check(own, derived, profile, stated, published and stated in (None, ours))
+    home = path / "tokenizer.json" if path.is_dir() else tokenizer
+    published = published and stated in (None, ours)
+    result = check(own, derived, profile, stated, published, home)
+    return _told(result, str(path), derived is not None or published)
+
+
+def _told(result: Result, where: str, compared: bool) -> Result:
+    """The result, if entries were compared with anything or something is wrong all the same."""
+    if result.ok and not compared:
+        expected = "a tokenizer, or the profile's published map, to compare with"
+        raise EngramctlError(where, expected, "neither for this model", "give --tokenizer FILE")
+    return result
 
 
 def _built(tokenizer: Path) -> FoundMap:

@@ -6,7 +6,7 @@ T tokens, C columns, K = C * width inputs, N = (streams + 1) * hidden outputs. B
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from engramctl import reference
 from engramctl.arrays import Array
 from engramctl.errors import EngramctlError
+from engramctl.mistakes.hashing import HashCase, HashPlan, Maps, no_maps, tokens_of
 from engramctl.source import Source
-from engramctl.verify import bounds
+from engramctl.verify import bounds, explain_lookups
+from engramctl.verify.name_lookups import Lookups
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 from formats import row264
 from formats.floats import from_bf16
@@ -26,28 +28,30 @@ VALUES, KV = "values", "kv"
 
 
 @dataclass(frozen=True)
-class Looked:
+class Looked(Lookups):
     """The rows that were looked up: [T, C] for a sequence, or [n] as they were listed."""
 
-    rows: NDArray[np.int64]
-
-    def place(self, at: tuple[int, ...]) -> str:
+    def at(self, at: tuple[int, ...]) -> str:
         """The look-up at an index of `rows`, in words."""
         if self.rows.ndim == 1:
             return f"row {self.rows[at[0]]} (number {at[0]} of the list)"
         return f"position {at[0]} column {at[1]} (row {self.rows[at[0], at[1]]})"
 
 
-def rows_of(
+def looked_up(
     source: Source,
     layer: int,
     tokens: NDArray[np.int64],
     mask: NDArray[np.bool_] | None = None,
     history: Sequence[int] = (),
-) -> NDArray[np.int64]:
-    """[T, C] rows that a sequence looks up in a layer, by the reference."""
+    maps: Maps = no_maps,
+) -> Looked:
+    """What a sequence looks up in a layer, by the reference."""
     params = source.params()
-    return reference.hash_rows(tokens, params, mask, history)[:, params.layers.index(layer)]
+    place = params.layers.index(layer)
+    rows = reference.hash_rows(tokens, params, mask, history)[:, place]
+    plan, past = HashPlan.of(params, maps), tuple(int(entry) for entry in history)
+    return Looked(rows, HashCase(tokens, mask, past, past_tokens=tokens_of(plan, past)), plan, place)
 
 
 def check_values(dump: Array, source: Source, layer: int, looked: Looked) -> Result:
@@ -63,7 +67,7 @@ def check_values(dump: Array, source: Source, layer: int, looked: Looked) -> Res
         raise EngramctlError(dump.where, f"{each} numbers a row as {found.dtype}", f"{list(found.shape)}")
     found = found.reshape(*lookups, each)
     result = Result(Coverage("rows", looked.rows.size, looked.rows.size))
-    rounded, numbers = 0, 0
+    rounded, numbers, somewhere = 0, 0, np.zeros(lookups[0], np.bool_)
     for start in range(0, lookups[0], CHUNK_TOKENS):
         some = slice(start, start + CHUNK_TOKENS)
         rows = source.table(layer).read_valid(looked.rows[some])
@@ -76,13 +80,16 @@ def check_values(dump: Array, source: Source, layer: int, looked: Looked) -> Res
             differs &= ~only_rounded
         numbers += int(np.count_nonzero(differs))
         wrong = differs.any(axis=-1)
+        somewhere[some] = wrong.reshape(len(wrong), -1).any(axis=1)
         named = np.argwhere(wrong)[: max(0, MOST_FINDINGS - len(result.findings))]
         for at in named.tolist():
             element = int(differs[tuple(at)].argmax())
-            where = f"{looked.place((start + at[0], *at[1:]))} {'byte' if raw else 'element'} {element}"
+            where = f"{looked.at((start + at[0], *at[1:]))} {'byte' if raw else 'element'} {element}"
             result.add(VALUES, where, _shown(expected[(*at, element)]), _shown(have[(*at, element)]))
         result.total += int(np.count_nonzero(wrong)) - len(named)
     result.extra["differing_numbers"] = numbers
+    if not result.ok:
+        explain_lookups.values(found, source, layer, looked, somewhere, result)
     if rounded:
         result.notes.append(f"{rounded} float32 values are the exact ones rounded to BF16, which is what a model uses")
     return result
@@ -114,7 +121,7 @@ def check_kv(dump: Array, source: Source, layer: int, looked: Looked) -> Result:
     found = dump.load(("uint16", "float32"), (T, sizes.streams + 1, sizes.hidden), (T, sizes.outputs))
     found = found.reshape(T, sizes.outputs)
     weight = source.weights(layer).projection
-    table, worst = source.table(layer), 0.0
+    table, worst, somewhere = source.table(layer), 0.0, np.zeros(found.shape, np.bool_)
     result = Result(Coverage("outputs", found.size, found.size))
     for start in range(0, T, CHUNK_TOKENS):
         some = slice(start, start + CHUNK_TOKENS)
@@ -125,7 +132,7 @@ def check_kv(dump: Array, source: Source, layer: int, looked: Looked) -> Result:
             have = have.astype(np.float64)
             bound = bounds.kv_bound(exact, np.where(np.isfinite(have), have, exact), magnitude, sizes.inputs)
             off = np.where(np.isfinite(have), np.abs(have - exact), np.inf)
-            wrong = off > bound
+            wrong = somewhere[some] = ~(off <= bound)  # not within, a bound that is no number included
             worst = max(worst, float((off / bound).max(initial=0.0)))
         named = np.argwhere(wrong)[: max(0, MOST_FINDINGS - len(result.findings))]
         for t, output in named.tolist():
@@ -133,6 +140,9 @@ def check_kv(dump: Array, source: Source, layer: int, looked: Looked) -> Result:
             expected = f"{exact[t, output]:.9g} within {bound[t, output]:.3g}"
             result.add(KV, where, expected, f"{have[t, output]:.9g}")
         result.total += int(np.count_nonzero(wrong)) - len(named)
+    if not result.ok:
+        as_f32 = from_bf16(found) if found.dtype == np.uint16 else found
+        explain_lookups.kv(as_f32, source, layer, replace(looked, rows=rows), somewhere, result)
     result.extra["largest_share_of_bound"] = worst if np.isfinite(worst) else None
     return result
 

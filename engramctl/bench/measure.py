@@ -1,0 +1,82 @@
+"""Timing that means something on a machine that is not alone: in turns, warmed up, the best and the middle of several.
+
+Every candidate of a case is called in each round, so the machine's drift meets all of them alike; a ratio is taken
+within one case and never across.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+WARM_CALLS = 2  # untimed before each timed one: idle memory and sleeping threads are slow at first
+SETTLE = 0.1  # seconds after a library's threads that go on spinning
+LONG = 2.0  # seconds from which on a candidate is called once a round, without warming up
+
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One candidate of one case. Rates are per second of the best round; the ratio is to the case's peer."""
+
+    group: str
+    case: str
+    candidate: str
+    amount: float
+    unit: str
+    best: float  # seconds
+    middle: float
+    peer: str
+    ratio: float  # how many times as fast as the peer, best against best
+    note: str = ""
+
+    @property
+    def rate(self) -> float:
+        return self.amount / self.best if self.best else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "per_second": self.rate}
+
+
+def compare(
+    group: str,
+    case: str,
+    amount: float,
+    unit: str,
+    candidates: Mapping[str, Work],
+    peer: str,
+    rounds: int = 5,
+    before: Work | None = None,
+    notes: Mapping[str, str] | None = None,
+) -> list[Line]:
+    """Time the candidates against each other. `before` is done, untimed, before every call; then nothing warms up."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, work in candidates.items():
+            times[name].append(_visit(work, before))
+            if "torch" in name or "NumPy" in name:
+                time.sleep(SETTLE)
+    best = {name: min(each) for name, each in times.items()}
+    return [
+        Line(
+            group, case, name, amount, unit, best[name], statistics.median(times[name]), peer, best[peer] / best[name],
+            (notes or {}).get(name, ""),
+        )
+        for name in candidates
+    ]  # fmt: skip
+
+
+def _visit(work: Work, before: Work | None) -> float:
+    for call in range(WARM_CALLS + 1):
+        if before is not None:
+            before()
+        start = time.perf_counter()
+        work()
+        spent = time.perf_counter() - start
+        if before is not None or call == WARM_CALLS or spent > LONG:
+            return spent
+    raise AssertionError("the last call returns")

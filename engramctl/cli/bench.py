@@ -1,0 +1,53 @@
+"""bench: what a placement costs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engramctl.cli.options import Json, Layer, Quiet, Threads
+
+
+def bench(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="[FILE|DIR]", help="A container or checkpoint; one is made if absent.")
+    ] = None,
+    layer: Layer = None,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", metavar="GROUP,...", help="hash, lookup, projection, gate, pipeline, repack."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small and short: to see that it works.")] = False,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Where what is made lies meanwhile: the disk to ask.")
+    ] = None,
+    threads: Threads = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure every stage and placement here.
+
+    Side by side with NumPy, torch where it is installed, cp and plain reads; ends with what that means for --io.
+    """
+    from engramctl import report
+    from engramctl import threads as pool
+    from engramctl.bench import run as measure
+    from engramctl.cli import edge
+
+    if threads is not None:
+        pool.use(threads)
+    groups = tuple(name for name in (only or "").split(",") if name)
+    facts = measure.run(source, layer, groups, quick, folder, (lambda line: None) if quiet or json else edge.say)
+    if json:
+        report.as_json("bench", True, facts)
+        return
+    report.table(*measure.as_table(facts))
+    for line in facts["skipped"]:
+        report.text(f"skipped {line}")
+    report.text(facts["advice"])
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"bench": bench}

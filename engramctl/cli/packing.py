@@ -1,0 +1,66 @@
+"""check packing: two holders of the same tables, byte by byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engramctl.cli.options import Json, Layer, Quiet, Threads, TokenMap
+from engramctl.cli.repack import Digest
+
+DEFAULT = "deepseek-v4.1-flash"
+
+
+def packing(
+    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT|FILE", help="What is right.")],
+    made: Annotated[Path, typer.Argument(metavar="FILE", help="What is compared with it.")],
+    layer: Layer = None,
+    rows: Annotated[str | None, typer.Option("--rows", metavar="0,5,100:200", help="Only these rows.")] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", metavar="N", min=0, help="The telling rows and N seeded ones.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Chooses the sample.")] = 0,
+    digest: Annotated[
+        Digest | None, typer.Option("--digest", help="Also say each table's tree digest, from the same pass.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="FILE", help="Keep the progress there; go on if there is some.")
+    ] = None,
+    token_map: TokenMap = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="The model; else the default.")
+    ] = None,
+    threads: Threads = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare a container with its checkpoint, or two containers: every byte of every row, weights and constants."""
+    from contextlib import ExitStack
+
+    from engramctl import maps, profiles, report, rowsets
+    from engramctl.cli import edge
+    from engramctl.cli.inputs import label
+    from engramctl.errors import EngramctlError
+    from engramctl.verify import packing as check
+    from engramctl.verify.sides import open_side
+
+    if rows is not None and sample is not None:
+        raise EngramctlError("rows", "one of --rows and --sample", "both")
+    if digest is Digest.sha256:
+        raise EngramctlError("--digest", "tree: it needs no order", "sha256", "sha256 is repack's own")
+    for name, value in (("--digest", digest), ("--resume", resume)):
+        if value is not None and (rows is not None or sample is not None):
+            raise EngramctlError(name, "all rows to be compared", "--rows" if rows is not None else "--sample")
+    known = profiles.load(profile or DEFAULT)
+    some = None if rows is None else rowsets.parse(rows, "--rows")
+    kind = None if digest is None else digest.value
+    asked = check.Asked(layer, some, sample, seed, kind, threads, resume)
+    with ExitStack() as stack:
+        want, have = (open_side(stack, path, known, profile, maps.given(token_map)) for path in (source, made))
+        total = check.bytes_to_read(want, have, asked)
+        advance = stack.enter_context(report.progress(total, made.name, quiet or json))
+        result = check.check(want, have, known, asked, advance)
+    report.check("check-packing", f"check packing {label(made)}", result, json)
+    raise typer.Exit(edge.OK if result.ok else edge.DIFFERS)

@@ -1,0 +1,167 @@
+"""repack: from checkpoint to container, at once, in slices, or after an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from engramctl.cli import pack_other
+from engramctl.cli.options import STDIN, Force, Json, Quiet, Threads, TokenMap
+
+if TYPE_CHECKING:
+    from engramctl.profiles import Sizes
+    from engramctl.repack_plan import Plan
+    from engramctl.slices import Slice
+
+
+class KvForm(StrEnum):
+    f16 = "f16"
+    bf16 = "bf16"
+    f32 = "f32"
+
+
+class Digest(StrEnum):
+    tree = "tree"
+    sha256 = "sha256"
+
+
+def repack(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder or a safetensors file.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The container to write.")
+    ] = None,
+    layers: Annotated[str | None, typer.Option("--layers", metavar="1,14", help="Only these layers.")] = None,
+    dialect: pack_other.Dialects = "ds4",
+    append_to: pack_other.AppendTo = None,
+    in_place: pack_other.InPlace = False,
+    kv_type: Annotated[
+        KvForm, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
+    ] = KvForm.f16,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="The model; needed where there is no config.")
+    ] = None,
+    token_map: TokenMap = None,
+    source_url: Annotated[str | None, typer.Option("--source-url", help="Recorded as general.source.url.")] = None,
+    source_revision: Annotated[
+        str | None, typer.Option("--source-revision", help="Recorded as general.source.revision.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; write nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    digest: Annotated[
+        Digest | None,
+        typer.Option("--digest", help="Print each table's digest: of its rows, or of its bytes in order."),
+    ] = None,
+    layer: Annotated[int | None, typer.Option("--layer", metavar="L", help="Write only rows of this layer.")] = None,
+    rows: Annotated[str | None, typer.Option("--rows", metavar="A:B", help="With --layer: only these rows.")] = None,
+    part: Annotated[str | None, typer.Option("--part", metavar="i/n", help="Write only the i-th of n parts.")] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Check that all parts are there, and finish the file.")
+    ] = False,
+    break_lock: Annotated[
+        bool, typer.Option("--break-lock", help="Take the lock of a run on another host that is surely dead.")
+    ] = False,
+    threads: Threads = None,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Convert a checkpoint to a container.
+
+    Its tables become row264 tail tensors of a GGUF in the ds4 dialect, without a bit changed.
+    """
+    from engramctl import maps, repack_jobs, repack_plan, report, slices
+    from engramctl import merge as together
+    from engramctl import repack as convert
+    from engramctl.checkpoint import open_checkpoint
+    from engramctl.cli import edge
+    from engramctl.cli.inputs import integers
+    from engramctl.errors import EngramctlError
+
+    asked = pack_other.Asked(dialect, append_to, in_place, output, kv_type.value, dry_run, resume, force, json, quiet)
+    pack_other.refuse(asked, [layer, rows, part, digest, merge or None])
+    if output == STDIN or (output is None and not dry_run and not in_place):
+        raise EngramctlError("--output", "a file: containers are not streams", "none" if output is None else "-")
+    wanted = None if layers is None else tuple(int(x) for x in integers(layers, "--layers"))
+    with open_checkpoint(checkpoint, profile, maps.given(token_map), wanted) as source:
+        if asked.mine:
+            pack_other.run(source, asked)
+            return
+        made = repack_plan.plan(source, kv_type.value, source_url, source_revision)
+        some = _slice(source.sizes, layer, rows, part, merge)
+        notes = repack_plan.notes(source)
+        if not quiet:
+            for note in notes:
+                edge.say(f"note: {note}")
+        if dry_run or output is None:
+            facts = repack_plan.describe(made)
+            if json:
+                report.as_json("repack", True, {"dry_run": True, **facts, "notes": notes})
+            else:
+                report.table(*repack_plan.as_table(facts))
+            return
+        whole = slices.whole(source.sizes)
+        total = 0 if merge else repack_jobs.remaining_bytes(made, some or whole)
+        with report.progress(total, output.name, quiet) as advance:
+            say = (lambda text: None) if quiet else edge.say
+            kind = None if digest is None else digest.value
+            options = convert.Options(some, resume, force, kind, break_lock, threads, advance, say)
+            write = together.merge if merge else convert.run
+            with _kept(output):
+                written = write(made, output, options)
+    slice_rows = {table[0]: table[1:] for table in (some or whole).tables(made.source.sizes)}
+    if json:
+        body = {"dry_run": False, "output": str(output), **repack_plan.describe(made)}
+        body |= {"digest": kind, "digests": {str(key): value for key, value in written.digests.items()}}
+        body |= {"slice": {str(key): value for key, value in slice_rows.items()}, "finished": some is None}
+        body["notes"] = notes
+        report.as_json("repack", True, body)
+        return
+    for number, value in written.digests.items():
+        first, last = slice_rows[number]
+        report.line(f"{value}  {_table(made, number)}" + (f" rows {first}:{last}" if some else ""))
+    if not quiet:
+        what = f"layers {list(source.sizes.layers)}" if some is None else some.words(source.sizes)
+        edge.say(f"{output}: {made.layout.file_size:,} bytes, {what}, token map of {source.token_map().origin}")
+
+
+@contextmanager
+def _kept(output: Path) -> Iterator[None]:
+    """An interruption says what it leaves and how to go on."""
+    from engramctl import workspace
+    from engramctl.cli import edge
+
+    try:
+        yield
+    except (KeyboardInterrupt, edge.Terminated) as stop:
+        partial = workspace.partial_of(output)
+        if partial.exists():
+            stop.args = (f"{partial} is kept, and --resume goes on",)
+        raise
+
+
+def _slice(sizes: Sizes, layer: int | None, rows: str | None, part: str | None, merge: bool) -> Slice | None:
+    """The slice asked for; None for all of it."""
+    from engramctl import slices
+    from engramctl.errors import EngramctlError
+
+    given = {"--layer": layer is not None, "--part": part is not None, "--merge": merge}
+    asked = [name for name, value in given.items() if value]
+    if len(asked) > 1:
+        raise EngramctlError(asked[1], f"one way to share the work, and {asked[0]} is given", "both")
+    if rows is not None and layer is None:
+        raise EngramctlError("--rows", "--layer L with it: rows are counted in a layer's table", "none")
+    if part is not None:
+        return slices.of_part(sizes, part)
+    return None if layer is None else slices.of_rows(sizes, layer, rows)
+
+
+def _table(made: Plan, layer: int) -> str:
+    return next(target.name for target in made.targets if target.role == "table" and target.layer == layer)
+
+
+COMMANDS = {"repack": repack}

@@ -1,0 +1,165 @@
+"""run: what one layer's Engram does to a sequence, and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engramctl.cli.options import (
+    STDIN,
+    Force,
+    Hidden,
+    History,
+    Ids,
+    IdsFile,
+    IdsForm,
+    IdsFormat,
+    Json,
+    Layer,
+    Mask,
+    MaskFile,
+    Output,
+    Quiet,
+    RoundHidden,
+    Text,
+    Threads,
+    Tokenizer,
+    TokenMap,
+)
+from engramctl.cli.placing import By, Io, Prewarm, Shard, ShardBy
+from engramctl.cli.use import OptionalProfile
+
+
+class StopAt(StrEnum):
+    rows = "rows"
+    values = "values"
+    kv = "kv"
+    gate = "gate"
+
+
+class EngineName(StrEnum):
+    fast = "fast"
+    reference = "reference"
+
+
+class KernelName(StrEnum):
+    auto = "auto"
+    amx = "amx"
+    avx512 = "avx512"
+    avx2 = "avx2"
+    portable = "portable"
+
+
+class ActivationName(StrEnum):
+    plain = "plain"
+    official = "official"
+
+
+def run(
+    source: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A container or checkpoint.")],
+    layer: Layer = None,
+    ids: Ids = None,
+    ids_file: IdsFile = None,
+    text: Text = None,
+    ids_format: IdsForm = IdsFormat.auto,
+    mask: Mask = None,
+    mask_file: MaskFile = None,
+    history: History = None,
+    hidden: Hidden = None,
+    round_hidden: RoundHidden = False,
+    stop_at: Annotated[
+        StopAt | None, typer.Option("--stop-at", help="Write this stage instead of the new hidden states.")
+    ] = None,
+    engine: Annotated[
+        EngineName | None, typer.Option("--engine", help="fast by default; both give equal bits.")
+    ] = None,
+    kernel: Annotated[KernelName, typer.Option("--kernel", help="Which kernels; auto chooses.")] = KernelName.auto,
+    activation: Annotated[
+        ActivationName, typer.Option("--activation", help="official quantises the projection's input first.")
+    ] = ActivationName.plain,
+    io: Io = None,
+    prewarm: Prewarm = False,
+    shard: Shard = None,
+    shard_by: By = ShardBy.rows,
+    times: Annotated[
+        bool,
+        typer.Option("--times", help="Say how long each stage took, and how long was waited (or a bare --profile)."),
+    ] = False,
+    output: Output = STDIN,
+    tokenizer: Tokenizer = None,
+    token_map: TokenMap = None,
+    profile: OptionalProfile = None,
+    threads: Threads = None,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one layer: rows, values, kv, gate.
+
+    Token ids and hidden states in, new hidden states out; --stop-at writes a stage in between.
+    """
+    from engramctl import dumps, maps, pipeline, report
+    from engramctl import threads as pool
+    from engramctl.ahead import Times
+    from engramctl.cli import edge, inputs, placing
+    from engramctl.cli.output import emit, npy, refuse_both, refuse_existing
+    from engramctl.errors import EngramctlError
+    from engramctl.source import open_source, the_layer
+
+    refuse_both(json, output)
+    refuse_existing(output, force, binary=True)
+    if shard is not None and stop_at not in (StopAt.rows, StopAt.values):
+        what = "--stop-at values: parts of values add up, their projections do not"
+        raise EngramctlError("--shard", what, "none" if stop_at is None else f"--stop-at {stop_at.value}")
+    if threads is not None:
+        pool.use(threads)
+    if kernel not in (KernelName.auto, KernelName.portable):
+        raise EngramctlError("--kernel", "auto or portable, which this version has", kernel.value)
+    if activation is ActivationName.official and engine is EngineName.fast:
+        raise EngramctlError("--activation official", "--engine reference", "--engine fast")
+    chosen = engine or (EngineName.reference if activation is ActivationName.official else EngineName.fast)
+    given = inputs.read_sequence(
+        ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, source if source.is_dir() else None
+    )
+    with open_source(source, profile, maps.given(token_map)) as opened:
+        at = the_layer(opened, layer)
+        if text is not None:
+            given.fits(opened.params().token_map.size)
+        states = None
+        if stop_at in (None, StopAt.gate):
+            if hidden is None:
+                raise EngramctlError("--hidden", "a file of hidden states", "none")
+            shape = (given.ids.size, opened.sizes.streams, opened.sizes.hidden)
+            states = dumps.read_hidden(hidden, shape, round_hidden)
+        spent = Times()
+        rows = given.ids.size * opened.sizes.columns
+        with placing.table(opened, at, io, prewarm, shard, shard_by, rows, quiet) as table:
+            result = pipeline.run(
+                opened,
+                at,
+                given.ids,
+                None if states is None else states.bits,
+                given.mask,
+                given.history,
+                "out" if stop_at is None else stop_at.value,
+                chosen.value,
+                activation.value,
+                threads,
+                table,
+                spent,
+            )
+        written = npy(result) if stop_at is not None or states is None else dumps.write_hidden(states, result)
+        emit(output, written, force)
+        if json:
+            placed = {"io": table.place.name if table.place else "pread", "layer": at, "tokens": given.ids.size}
+            report.as_json("run", True, {**placed, "seconds": spent.as_dict()})
+        elif times and not quiet:
+            for line in spent.lines(given.ids.size):
+                edge.say(line)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"run": run}

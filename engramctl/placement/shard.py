@@ -1,0 +1,37 @@
+"""Row-sharded tables: part i of n holds some rows and answers zeros for the others, so that the parts add up."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl.errors import EngramctlError
+
+By = Literal["rows", "heads"]
+SPEC = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
+
+
+def parse(text: str) -> tuple[int, int]:
+    """ "2/4" -> (2, 4): the second of four."""
+    match = SPEC.fullmatch(text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise EngramctlError("--shard", "i/n with i from 1 to n", f"{text!r:.40}")
+    return int(match[1]), int(match[2])
+
+
+def rows_of(i: int, n: int, rows: int, by: By = "rows", offsets: NDArray[np.uint64] | None = None) -> tuple[int, int]:
+    """The first row of part i of n, from 1, and the row after its last; by heads no column is cut in two.
+
+    `offsets` are the layer's [C], where each column's rows begin.
+    """
+    if by == "rows":
+        return rows * (i - 1) // n, rows * i // n
+    if offsets is None or n > offsets.size:
+        found = "none known" if offsets is None else f"{offsets.size}"
+        raise EngramctlError("--shard-by heads", f"at least {n} columns, one for each part", found)
+    edges = [*np.sort(offsets).astype(np.int64).tolist(), rows]
+    edges[0] = 0
+    return edges[offsets.size * (i - 1) // n], edges[offsets.size * i // n]

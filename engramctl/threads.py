@@ -1,0 +1,23 @@
+"""How many threads to use: as many as there are processors for us, or as many as were asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_asked: list[int] = []
+
+
+def use(count: int) -> None:
+    """From now on; the compiled kernels are told when they are loaded, or now if they are."""
+    _asked[:] = [max(1, count)]
+    if "engramctl.fast.cache" in sys.modules:
+        from engramctl import fast
+
+        fast.use_threads(count)
+
+
+def count() -> int:
+    if _asked:
+        return _asked[0]
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,262 @@
+"""What people meet first: files of the wrong kind, usage, notes, and what a message tells them to do next."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checks import differs, npy, only, passes
+from cli_helpers import Cli, Copy
+
+import engramctl
+from engramctl import demo, kinds, repack, report, vocabulary
+from engramctl.errors import EngramctlError
+from formats.errors import FormatError
+
+EXTRA = vocabulary.extra_tokenizer()
+
+
+def test_a_text_needs_the_tokenizer_of_its_map(cli: Cli, tiny: Path, container: Path, tmp_path: Path) -> None:
+    tokenizer = ("--text", "a b", "--tokenizer", tiny / "tokenizer.json")
+    cli.ok("hash", *tokenizer, "--params", tiny, "-o", tmp_path / "r.npy", "--to", "npy")
+    for words in (("hash",), ("check", "hash", tmp_path / "r.npy")):
+        refusal = cli.refused(tmp_path, *words, *tokenizer)
+        assert ("129280 ids" in refusal.expected, refusal.found) == (True, "384")
+        assert "--params" in refusal.hint
+        assert "--token-map" in refusal.hint
+    if EXTRA is not None:
+        for words in (("run", container, "--stop-at", "kv"), ("check", "kv", tmp_path / "r.npy", container)):
+            refusal = cli.refused(tmp_path, *words, "--layer", 1, "--text", "a", "--tokenizer", EXTRA)
+            assert refusal.found == "129280"
+
+
+def test_an_unfinished_output_is_a_finding(cli: Cli, container: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(container, tmp_path / "a.gguf"))
+    assert cli.ok("show", path, "--json").json["unfinished"] is False
+    (tmp_path / "a.gguf.journal").write_bytes(b"")
+    assert only(differs(cli, "file", path))[2] == "a.gguf.journal beside it: repack --resume finishes it"
+    assert cli.ok("show", path, "--json").json["unfinished"] is True
+    partial = path.rename(tmp_path / "b.gguf.partial")
+    assert differs(cli, "file", partial)["accepts"] is True
+    partial.write_bytes(b"engramctl partial ".ljust(64) + bytes(1000))
+    assert "a .partial" in only(differs(cli, "file", partial))[2]
+    assert cli.ok("show", partial, "--json").json["unfinished"] is True
+    assert b"--resume" in cli.ok("show", partial).out
+    refusal = cli.refused(tmp_path, "lookup", partial.rename(tmp_path / "c.gguf"), "--rows", 1, "-o", tmp_path / "x")
+    assert (refusal.found, refusal.hint) == (kinds.UNFINISHED, "repack --resume finishes it")
+
+
+def test_repack_notes_another_map_and_missing_layers(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    cli.ok("map", tiny / "tokenizer.json", "-o", tmp_path / "own.bin", "--allow-mismatch")
+    ids = np.fromfile(tmp_path / "own.bin", "<u4")
+    ids[[5, 6]] = ids[[6, 5]]
+    ids.tofile(tmp_path / "other.bin")
+    words = ("repack", tiny, "--dry-run", "--json", "--token-map")
+    assert cli.ok(*words, tmp_path / "own.bin").json["notes"] == []
+    done = cli.ok(*words, tmp_path / "other.bin")
+    assert "is not the token map that" in done.json["notes"][0]
+    assert "engramctl: note: " in done.err
+    done = cli.ok("repack", tiny, "-o", tmp_path / "e.gguf", "--layers", "14", "--json")
+    assert done.json["notes"] == ["layers [14] of [1, 14]: ds4's loader wants all of them in one file"]
+
+
+def test_a_source_that_repack_would_refuse_is_a_finding(cli: Cli, tiny: Path, copied: Copy) -> None:
+    path = copied(tiny)
+    (path / "model.safetensors.index.json").unlink()
+    assert "no model.safetensors.index.json: every shard in the folder was read" in passes(cli, "source", path)["notes"]
+    (path / "tokenizer.json").unlink()
+    assert only(differs(cli, "source", path))[1].startswith("tokenizer.json")
+
+
+def test_ten_findings_are_shown_and_how_many_there_are(cli: Cli, tmp_path: Path) -> None:
+    cli.ok("hash", "--ids", "5,6,7", "--to", "npy", "-o", tmp_path / "r.npy")
+    done = cli("check", "hash", tmp_path / "r.npy", "--ids", "5,6,8")
+    lines = done.out.decode().splitlines()
+    assert lines[0].endswith(": 48 of 144 row numbers differ")
+    assert sum(line.startswith("  position") for line in lines) == 10
+    assert "  and 38 more (--json lists up to 100)" in lines
+    ok = cli.ok("check", "hash", tmp_path / "r.npy", "--ids", "5,6,7").out.decode()
+    assert "ok (144 of 144 row numbers)" in ok
+    assert "compared with the constants of profile deepseek-v4.1-flash" in ok
+
+
+def test_rows_of_one_layer_need_its_name(cli: Cli, tmp_path: Path) -> None:
+    dump = npy(tmp_path / "r.npy", np.zeros((2, 24), np.int64))
+    refusal = cli.refused(tmp_path, "check", "hash", dump, "--ids", "1,2")
+    assert refusal.expected.startswith("[2, 2, 24]")
+    assert "--layer" in refusal.hint
+    (tmp_path / "r.u32").write_bytes(bytes(4 * 48))
+    assert "--layer" in cli.refused(tmp_path, "check", "hash", tmp_path / "r.u32", "--ids", "1,2").hint
+
+
+def test_differences_at_dead_positions_alone_are_said_to_be(cli: Cli, tmp_path: Path) -> None:
+    words = ("--ids", "1,2", "--mask", "1,0")
+    cli.ok("hash", *words, "--to", "npy", "-o", tmp_path / "r.npy")
+    rows = np.load(tmp_path / "r.npy")
+    rows[1] = 0
+    note = "all differences are at dead positions: --skip-dead ignores them"
+    assert note in differs(cli, "hash", npy(tmp_path / "d.npy", rows), *words)["notes"]
+    rows[0] = 0
+    assert note not in differs(cli, "hash", npy(tmp_path / "e.npy", rows), *words)["notes"]
+
+
+def test_row_numbers_of_any_shape_are_looked_up(cli: Cli, container: Path, tmp_path: Path) -> None:
+    words = (container, "--layer", 1, "-o")
+    cli.ok("run", *words, tmp_path / "rows.npy", "--ids", "5,6", "--stop-at", "rows")
+    cli.ok("run", *words, tmp_path / "values.npy", "--ids", "5,6", "--stop-at", "values")
+    cli.ok("lookup", *words, tmp_path / "looked.npy", "--rows-file", tmp_path / "rows.npy")
+    assert np.array_equal(np.load(tmp_path / "looked.npy"), np.load(tmp_path / "values.npy").reshape(48, 256))
+
+
+def wrong_kinds(folder: Path, tiny: Path) -> dict[str, Path]:
+    ids = np.array([*range(100), 5], np.uint32)
+    np.save(folder / "a.npy", ids)
+    np.savez(folder / "a.npz", ids=ids)
+    ids.tofile(folder / "map.bin")
+    (folder / "a.json").write_text('{"a": 1}')
+    (folder / "a.txt").write_text("1, 2, 3\n")
+    names = {"an npy file": "a.npy", "an npz or zip file": "a.npz", "a token map": "map.bin"}
+    names |= {"a JSON file": "a.json", "a text file": "a.txt"}
+    return {kind: folder / name for kind, name in names.items()} | {"a tokenizer": tiny / "tokenizer.json"}
+
+
+def test_a_file_of_the_wrong_kind_is_called_what_it_is(cli: Cli, tiny: Path, container: Path, tmp_path: Path) -> None:
+    for kind, path in wrong_kinds(tmp_path, tiny).items():
+        for words in (
+            ("show", path),
+            ("lookup", path, "--rows", 1, "-o", tmp_path / "x"),
+            ("repack", path, "--dry-run"),
+            ("check", "source", path),
+            ("check", "file", path),
+            ("check", "packing", path, container),
+        ):
+            assert cli.refused(tmp_path, *words).found == kind, words
+    for words in (("repack", container, "--dry-run"), ("check", "source", container)):
+        refusal = cli.refused(tmp_path, *words)
+        assert (refusal.expected, refusal.found) == ("a checkpoint folder or a safetensors file", "a GGUF container")
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "expected", "found"),
+    [
+        ("", "engramctl", "a command", "none"),
+        ("check", "check", "a command", "none"),
+        ("bogus", "bogus", "a command that --help lists", "bogus"),
+        ("hash --bogus", "hash", "an option that --help lists", "--bogus"),
+        ("hash --ids", "--ids", "a value", "none"),
+        ("hash --ids 1 --to bad", "--to", "one of tsv, jsonl, npy, u32, sha256", "'bad'"),
+        ("run", "run", "FILE|DIR", "none"),
+        ("map a b", "map", "no more arguments", "b"),
+    ],
+)
+def test_usage_errors_say_what_was_expected(
+    cli: Cli, tmp_path: Path, words: str, where: str, expected: str, found: str
+) -> None:
+    refusal = cli.refused(tmp_path, *words.split())
+    assert (refusal.where, refusal.expected, refusal.found) == (where, expected, found)
+    assert refusal.hint.endswith("--help")
+
+
+@pytest.mark.parametrize("words", ["lookup x --layer a", "hash --threads 0 --ids 1", "synth d --seed -1"])
+def test_numbers_that_are_none_or_too_small_are_named(cli: Cli, tmp_path: Path, words: str) -> None:
+    refusal = cli.refused(tmp_path, *words.split())
+    assert refusal.where in ("--layer", "--threads", "--seed")
+    assert refusal.found in ("a", "0", "-1")
+
+
+def test_an_interrupted_repack_says_what_is_kept(
+    cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*words: object) -> None:
+        (tmp_path / "e.gguf.partial").write_bytes(b"")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repack, "run", stop)
+    done = cli("repack", tiny, "-o", tmp_path / "e.gguf")
+    kept = f"engramctl: interrupted; {tmp_path}/e.gguf.partial is kept, and --resume goes on\n"
+    assert (done.code, done.err) == (130, kept)
+
+
+def test_binary_ids_and_params_without_a_map_come_with_a_way_on(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    for data in (np.arange(5, dtype="<u4").tobytes(), b"\xff\xfe"):
+        (tmp_path / "ids").write_bytes(data)
+        refusal = cli.refused(tmp_path, "hash", tmp_path / "ids")
+        assert (refusal.found, "--ids-format u32" in refusal.hint) == ("binary data", True)
+    cli.ok("params", tiny, "-o", tmp_path / "p.json")
+    hint = cli.refused(tmp_path, "hash", "--ids", 1, "--params", tmp_path / "p.json").hint
+    assert ("--token-map" in hint, "npz" in hint) == (True, True)
+
+
+def test_bytes_are_not_written_to_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engramctl.cli.options import STDIN
+    from engramctl.cli.output import refuse_existing
+
+    leader, follower = pty.openpty()
+    with os.fdopen(follower, "w") as terminal, os.fdopen(leader, "rb"):
+        monkeypatch.setattr(sys, "stdout", terminal)
+        refuse_existing(STDIN, False)
+        with pytest.raises(EngramctlError, match="standard output: expected a file or a pipe for binary data"):
+            refuse_existing(STDIN, False, binary=True)
+
+
+def test_tables_end_their_lines_where_the_text_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    report.table(("a", "b"), [("long cell", "x"), ("y", "another")])
+    assert out.getvalue() == "a          b\nlong cell  x\ny          another\n"
+
+
+def test_show_lists_once_and_explains_both_pads(cli: Cli, container: Path) -> None:
+    lines = cli.ok("show", container).out.decode().splitlines()
+    assert sum(line.startswith("container ") for line in lines) == 1
+    sizes = next(line for line in lines if line.startswith("sizes"))
+    assert "layers [1, 14]" in sizes
+    assert "pad_token_id (raw) 2" in sizes
+    assert any("pad_id (compressed" in line or "(compressed: what" in line for line in lines)
+
+
+def test_the_demo_ends_in_a_verdict(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [demo.Step("map tiny/a", "x", "y", "z", True), demo.Step("map tiny/b", "x", "y", "z", True)]
+    monkeypatch.setattr(demo, "run", lambda say=None: steps)
+    assert cli.ok("demo").out.decode().splitlines()[-1] == "2 checks, all as expected"
+
+
+def test_the_public_names_are_seen_and_take_plain_values(container: Path) -> None:
+    assert set(engramctl.__all__) <= set(dir(engramctl))
+    params = engramctl.published(engramctl.profiles.load())
+    rows = engramctl.hash_rows([0, 3, 42], params, [True, True, False])
+    assert np.array_equal(rows, engramctl.hash_rows(np.array([0, 3, 42]), params, np.array([True, True, False])))
+    history = engramctl.History(params)
+    assert np.array_equal(history.append([0, 3]), rows[:2])
+    for bad in ([0.5], ["a"], [[1], [1, 2]], [True], [2**70]):
+        with pytest.raises(EngramctlError, match="token ids: expected a row of integers"):
+            history.append(bad)
+    with engramctl.open_source(str(container)) as source:
+        assert source.sizes.layers == (1, 14)
+
+
+def test_a_changed_plan_is_named_as_the_journals(tmp_path: Path) -> None:
+    from engramctl.journal import Said
+
+    said = Said(tmp_path / "j", {"plan": {"config": "a"}, "slice": [0, 1], "mark": "m"})
+    with pytest.raises(EngramctlError, match="j: the journal's plan: config: expected a, found b"):
+        said.require_plan({"config": "b"})
+
+
+def test_kinds_are_only_said_where_they_are_sure(tmp_path: Path) -> None:
+    assert kinds.name(tmp_path) is None
+    (tmp_path / "x").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    assert kinds.name(tmp_path / "x") is None
+    (tmp_path / "y").write_bytes(os.urandom(1) + b"\xff" * 99)
+    assert kinds.name(tmp_path / "y") is None
+    (tmp_path / "z").write_text(json.dumps("é" * 70_000))
+    assert kinds.name(tmp_path / "z") == "a text file"
+    with pytest.raises(FormatError):
+        vocabulary.load_tokenizer(tmp_path / "y")
