@@ -142,6 +142,16 @@ def from_bench(lines: Iterator[Any]) -> Iterator[dict[str, Any]]:
         yield {"case": f"{line.group}: {line.case}", "by": line.candidate, "unit": unit, "best": best, "middle": middle}
 
 
+def prefill(folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
+    """A token and many, through the whole pipeline from a warm mapped table."""
+    print("a prefill", flush=True)
+    synth.make(folder / "ckpt", profiles.load(), 1, real_tokens=True, full_size=False, base=BASE, hidden=HIDDEN)
+    with open_checkpoint(folder / "ckpt") as source:
+        repack.write(repack_plan.plan(source, "f16"), folder / "engram.gguf")
+    with open_source(folder / "engram.gguf") as source:
+        yield from from_bench(stages.whole(source, source.sizes.layers[0], (1, TOKENS), rounds))
+
+
 def targets(lines: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
     """(what, the ratio found between the medians, the ratio asked for)."""
     middle = {(line["case"], line["by"]): line["middle"] for line in lines}
@@ -170,6 +180,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows-only", action="store_true", help="no prefill")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     lines: list[dict[str, Any]] = []
@@ -185,12 +196,8 @@ def main() -> None:
             print("warm rows", flush=True)
             lines += from_bench(lookups.warm(table, ROWS * 5, given.rounds))
         (folder / "rows").unlink()
-        print("a prefill", flush=True)
-        synth.make(folder / "ckpt", profiles.load(), 1, real_tokens=True, full_size=False, base=BASE, hidden=HIDDEN)
-        with open_checkpoint(folder / "ckpt") as source:
-            repack.write(repack_plan.plan(source, "f16"), folder / "engram.gguf")
-        with open_source(folder / "engram.gguf") as source:
-            lines += from_bench(stages.whole(source, source.sizes.layers[0], (1, TOKENS), max(3, given.rounds // 2)))
+        if not given.rows_only:
+            lines += prefill(folder, max(3, given.rounds // 2))
     print()
     for line in lines:
         print(f"{line['case']:28} {line['by']:28} {line['best']:14,.2f} {line['middle']:14,.2f} {line['unit']}")

@@ -30,9 +30,9 @@ def make(folder: Path, gib: float) -> int:
         begin = (start + stream) % BLOCK
         return np.concatenate([source[begin:], np.tile(source, -(-count // BLOCK))])[:count]
 
-    synth._bytes, synth.TINY_BASE = quick, base
+    synth._bytes = quick
     try:
-        made = synth.make(folder, profiles.load(), 0, real_tokens=True, full_size=False)
+        made = synth.make(folder, profiles.load(), 0, real_tokens=True, full_size=False, base=base)
     finally:
-        synth._bytes, synth.TINY_BASE = slow, 61
+        synth._bytes = slow
     return sum(made.sizes.rows)

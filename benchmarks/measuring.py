@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -14,14 +15,21 @@ PAGE = mmap.PAGESIZE
 libc = ctypes.CDLL(None, use_errno=True)
 
 
+processor = [0.0]  # seconds that the last `timed` work and its children kept a processor busy
+
+
 def rounds(tasks: dict[str, Callable[[], float]], count: int) -> dict[str, list[float]]:
-    """Seconds of each task in each round; every round runs all of them, in another order."""
-    taken: dict[str, list[float]] = {name: [] for name in tasks}
+    """Seconds of each task in each round; every round runs all of them, in another order.
+
+    Under `NAME: processor` stand the processor's seconds, which other users of the machine disturb less.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in [*tasks, *(f"{name}: processor" for name in tasks)]}
     names = list(tasks)
     for number in range(count):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             taken[name].append(tasks[name]())
+            taken[f"{name}: processor"].append(processor[0])
     return taken
 
 
@@ -32,9 +40,16 @@ def ratio(taken: dict[str, list[float]], name: str, peer: str) -> tuple[float, f
 
 
 def timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start, before = time.perf_counter(), _busy()
     work()
-    return time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    processor[0] = _busy() - before
+    return seconds
+
+
+def _busy() -> float:
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
 def resident(path: Path) -> float:

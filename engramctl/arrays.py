@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,6 +70,12 @@ class Array:
             wanted = f"{' or '.join(sizes(shape) for shape in shapes)} of {_kinds(dtypes)}"
             at = f"array {shown(self.name)}" if self.name else None
             raise FormatError(self.where, at, wanted, f"{sizes(self.shape)} of {self.kind}")
+        most, size = (
+            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            math.prod(self.shape) * self.dtype.itemsize,
+        )
+        if size > most:
+            raise FormatError(self.where, None, f"an array within the machine's memory of {most} bytes", f"{size}")
         made = self.read()
         return made if made.dtype.isnative else made.astype(made.dtype.newbyteorder("="))
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from engramctl.profiles import Profile, Sizes
+from formats import strict_json
 from formats.errors import FormatError
 
 SYNTHETIC = "engramctl_synthetic"  # set in configs that `synth` writes
@@ -19,7 +20,7 @@ LEAST = {"size": 2, "pad_token_id": 0}  # the others are at least 1; a layer id 
 def parse(text: str, path: str) -> dict[str, Any]:
     """The config as a dict; anything else raises `FormatError`."""
     try:
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=strict_json.once(path, None))
     except (ValueError, RecursionError) as error:
         raise FormatError(path, None, "a JSON object", f"{error or type(error).__name__}") from None
     if not isinstance(config, dict):

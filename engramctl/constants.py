@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import maps, params_file, profiles
-from engramctl.hash_params import HashParams, Status, compare, derive, published
+from engramctl import derivation, maps, params_file, profiles
+from engramctl.hash_params import HashParams, Status, compare, published
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import FoundMap, fitting_map, is_container, open_source, subset_params
 from formats.disk import ReadFile
@@ -23,6 +23,7 @@ class Found:
     params: HashParams
     origin: str
     whole: Sizes | None
+    profile: Profile | None = None  # the model's, with what a config decides
 
 
 def read(source: Path | None, profile_name: str | None = None, token_map: Path | None = None) -> Found:
@@ -30,14 +31,14 @@ def read(source: Path | None, profile_name: str | None = None, token_map: Path |
     profile, given = profiles.load(profile_name or profiles.DEFAULT), maps.given(token_map)
     if source is None:
         ids = None if given is None else fitting_map(given, profile.sizes, given.origin).ids
-        return Found(published(profile, ids), f"profile {profile.name}", profile.sizes)
+        return Found(published(profile, ids), f"profile {profile.name}", profile.sizes, profile)
     if source.is_dir() or is_container(source) or source.suffix == ".safetensors":
         with open_source(source, profile_name, given) as opened:
-            return Found(opened.params(), str(source), opened.whole)
+            return Found(opened.params(), str(source), opened.whole, opened.profile)
     with ReadFile.open(source) as file:
         found = params_file.read(file.read(0, min(file.size, params_file.MOST_BYTES + 1), "params"), str(source))
     ids = _map_for(found["token_map"], given, profile, source)
-    return Found(params_file.with_map(found, ids, str(source)), str(source), None)
+    return Found(params_file.with_map(found, ids, str(source)), str(source), None, profile)
 
 
 def _map_for(
@@ -67,7 +68,7 @@ def derived(found: Found, profile: Profile) -> HashParams | None:
         ):
             return None
         whole = profile.sizes
-    return subset_params(derive(whole, params.token_map, profile.seed), params.layers)
+    return subset_params(derivation.derive(profile, whole, params.token_map), params.layers)
 
 
 def differs_from_profile(found: Found, profile: Profile) -> list[str]:

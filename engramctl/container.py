@@ -114,9 +114,11 @@ class ContainerSource:
         self.close()
 
 
-def open_container(path: Path, profile: Profile, token_map: FoundMap | None = None) -> ContainerSource:
+def open_container(
+    path: Path, profile: Profile, token_map: FoundMap | None = None, header: GgufHeader | None = None
+) -> ContainerSource:
     """Open a container for use; constants that are absent, odd, or contradict each other raise `FormatError`."""
-    header = read_header(path)
+    header = read_header(path) if header is None else header
     seen = recognise.recognise(header)
     dialect = seen.best or DS4
     roles = _roles(header, dialect, "; ".join(seen.notes))
@@ -179,6 +181,8 @@ def _roles(header: GgufHeader, dialect: Dialect, notes: str) -> dict[str, list[i
         if not listed or min(listed) < 0:
             kind = dialect.keys[role].type
             raise FormatError(header.path, _at(dialect, role), kind, f"{min(listed)}" if listed else "no entry")
+        if dialect.keys[role].type in ("u32[]", "i32[]") and max(listed) >= 2**32:
+            raise FormatError(header.path, _at(dialect, role), "numbers below 4294967296", f"{max(listed)}")
     for role in ("layers", "token_map", "moduli", "multipliers"):
         if role not in found.constants:
             raise FormatError(header.path, None, f"a constant: {role}", f"none in dialect {dialect.name}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from engramctl.extents import data_rows
 from engramctl.journal import Leaves
+from engramctl.letting_go import LettingGo
 from engramctl.ordered import in_order
 from engramctl.repack_plan import Plan
 from engramctl.row_blocks import Span, spans
@@ -60,8 +61,10 @@ def tree(made: Plan, part: Slice, known: Leaves, file: Path, threads: int, say: 
 def hashed(table: Table, first: int, last: int, threads: int) -> Iterator[tuple[int, bytes]]:
     """(block, leaf) of rows first..last of a container's table; holes are not read."""
     jobs = spans(data_rows(table, first, last), first, last)
+    behind = LettingGo(table, (first, last))
     with closing(in_order(jobs, lambda span: _span_leaves(table, span), threads)) as done:
         for span, leaves in done:
+            behind.upto(span.last)
             yield from zip(blocks(span.first, span.last), leaves, strict=True)
 
 
@@ -74,7 +77,6 @@ def _span_leaves(table: Table, span: Span) -> list[bytes]:
             continue
         view, start = rows[: last - first].data, part.start + first * ROW_BYTES
         part.file.read_into(view, start, f"rows {first} to {last} of layer {table.layer}")
-        part.file.done_with(start, start + view.nbytes)
         leaves.append(tree_digest.leaf(view))
     return leaves
 

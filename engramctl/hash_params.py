@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engramctl import rules
 from engramctl.errors import EngramctlError
-from engramctl.profiles import HashRule, Profile, Sizes
+from engramctl.profiles import Profile, Sizes
+from engramctl.rules import V41_RULE, HashRule
 
 DEAD = -1  # a position that is no text (an image): it blocks look-back, its own rows are all filler
 INT64_MAX = 2**63 - 1
@@ -28,8 +30,6 @@ SEED_STEP = 10007  # a layer's generator is seeded with seed + SEED_STEP * layer
 MOST_COMPRESSED = 1 << 32  # a token map's entries have 32 bits
 MOST_BASE = 1 << 40  # so that a layer's moduli add up to less than 2**63, whatever their number
 MOST_COLUMNS = 1 << 12  # derivation of more is refused: a config that asks for it is not a model's
-
-V41_RULE = HashRule("map", "newest_first", "current", ("start", "dead"), "pad", True, "xor_mul", "order")
 
 Tokens = NDArray[np.int64] | Sequence[int]
 Mask = NDArray[np.bool_] | Sequence[bool]
@@ -46,41 +46,46 @@ def as_row(values: Tokens | Mask, where: str, expected: str) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class HashParams:
-    """L layers, N n-gram size, C = (N - 1) * heads columns, V token ids."""
+    """L layers, N n-gram size, C columns (in V4.1 (N - 1) * heads), V token ids."""
 
     layers: tuple[int, ...]
     rows: tuple[int, ...]  # [L] rows in each layer's table
     heads: int
     compressed: int  # every id after the map is below this
-    pad_id: int  # compressed filler
+    pad_id: int  # compressed filler; 0 where a blocked slot counts nothing
     token_map: NDArray[np.uint32]  # [V]
-    multipliers: NDArray[np.uint64]  # [L, N]; position 0 is the current token
+    multipliers: NDArray[np.uint64]  # [L, N]; position 0 is the current token. [L, C, N] where columns have their own
     moduli: NDArray[np.uint64]  # [L, C]
     offsets: NDArray[np.uint64]  # [L, C]
     rule: HashRule = V41_RULE
+    eos: int | None = None  # compressed id that ends a segment, where the rule knows segments
+    smallest: int = 2  # order of the first columns
 
     @property
     def size(self) -> int:
-        return int(self.multipliers.shape[1])
+        return int(self.multipliers.shape[-1])
 
     @property
     def columns(self) -> int:
-        return (self.size - 1) * self.heads
+        return (self.size - self.smallest + 1) * self.heads
 
     def check(self, where: str = "hash constants") -> HashParams:
         """Everything the hash relies on, once; the first thing that does not hold raises `EngramctlError`."""
         layers = len(self.layers)
-        if self.rule != V41_RULE:
-            raise EngramctlError(where, f"the rule {V41_RULE}", f"{self.rule}, which is not defined here")
-        if self.multipliers.ndim != 2 or self.size < 2 or self.heads < 1 or layers < 1 or len(self.rows) != layers:
+        rules.check(self.rule, where)
+        own = self.rule.mix_scope == "column"
+        few = self.multipliers.ndim != 2 + own or not 1 < self.smallest <= self.size
+        if few or self.heads < 1 or layers < 1 or len(self.rows) != layers:
             found = f"{layers} layers, {len(self.rows)} row counts, {self.heads} heads, multipliers "
             raise EngramctlError(where, "at least one layer, order and head", f"{found}{list(self.multipliers.shape)}")
         if len(set(self.layers)) != layers:
             raise EngramctlError(where, "each layer once", f"{list(self.layers)}")
-        shapes = [("multipliers", self.multipliers, self.size), ("moduli", self.moduli, self.columns)]
-        for name, array, each in [*shapes, ("offsets", self.offsets, self.columns)]:
-            if array.shape != (layers, each) or array.dtype != np.uint64:
-                raise EngramctlError(where, f"{name} uint64 [{layers}, {each}]", f"{array.dtype} {list(array.shape)}")
+        each = (layers, self.columns)
+        shapes = {"multipliers": (*each, self.size) if own else (layers, self.size), "moduli": each, "offsets": each}
+        for name, shape in shapes.items():
+            array = getattr(self, name)
+            if array.shape != shape or array.dtype != np.uint64:
+                raise EngramctlError(where, f"{name} uint64 {list(shape)}", f"{array.dtype} {list(array.shape)}")
         if not 1 <= self.compressed <= MOST_COMPRESSED or not 0 <= self.pad_id < self.compressed:
             raise EngramctlError(where, f"a pad id below the {self.compressed} compressed ids", f"{self.pad_id}")
         ids = self.token_map
@@ -88,9 +93,9 @@ class HashParams:
             raise EngramctlError(where, "a token map, uint32 [token ids]", f"{ids.dtype} {list(ids.shape)}")
         if int(ids.max()) >= self.compressed:
             raise EngramctlError(where, f"token map entries below {self.compressed}", f"{ids.max()}")
-        most = INT64_MAX // self.compressed
-        if not (self.multipliers % np.uint64(2)).all() or int(self.multipliers.max()) > most:
-            raise EngramctlError(where, f"odd multipliers up to {most}", f"{self.multipliers.tolist()}")
+        if "eos" in self.rule.boundary and (self.eos is None or not 0 <= self.eos < self.compressed):
+            raise EngramctlError(where, f"an EOS id below the {self.compressed} ids", f"{self.eos}")
+        self._check_multipliers(where)
         for layer, rows, moduli, offsets in zip(self.layers, self.rows, self.moduli, self.offsets, strict=True):
             for column in range(self.columns):
                 modulus, offset = int(moduli[column]), int(offsets[column])
@@ -99,9 +104,21 @@ class HashParams:
                     raise EngramctlError(where, what, f"offset {offset} and modulus {modulus}")
         return self
 
+    def _check_multipliers(self, where: str) -> None:
+        """No product, or sum of products, leaves 63 bits, but for a mix that is defined to wrap around."""
+        if self.rule.mix == "wrap_poly":
+            return
+        most = INT64_MAX // self.compressed
+        if self.rule.mix == "poly_mod":
+            most //= self.size
+        odd = self.rule.mix == "xor_mul"
+        if (odd and not (self.multipliers % np.uint64(2)).all()) or int(self.multipliers.max()) > most:
+            found = f"{self.multipliers.tolist()}"
+            raise EngramctlError(where, f"{'odd ' if odd else ''}multipliers up to {most}", f"{found:.200}")
+
     def compress(self, tokens: Tokens, mask: Mask | None) -> NDArray[np.int64]:
-        """[T] token ids and mask (True: text) -> [T] compressed ids, DEAD where masked; ids outside the map are
-        refused."""
+        """[T] token ids and mask (True: text) -> [T] compressed ids, DEAD where masked (EOS where only that blocks);
+        ids outside the map are refused."""
         tokens = as_row(tokens, "token ids", "a row of integers")
         mask = None if mask is None else as_row(mask, "mask", "booleans, True for text")
         if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and tokens.size):
@@ -117,7 +134,15 @@ class HashParams:
                 "token ids", f"ids in 0..{self.token_map.size - 1}", f"{tokens[first]} at position {first}"
             )
         ids = self.token_map[tokens.astype(np.int64)].astype(np.int64)
-        return ids if mask is None else np.where(mask, ids, DEAD)
+        return ids if mask is None else np.where(mask, ids, self._dead())
+
+    def _dead(self) -> int:
+        """What stands for a masked position; a rule that has no word for it refuses."""
+        if "dead" in self.rule.boundary:
+            return DEAD
+        if self.eos is not None and "eos" in self.rule.boundary:  # padding is EOS: transformers, modular_qwen4_exp.py
+            return self.eos
+        raise EngramctlError("mask", "no mask: this model's hash knows no dead positions", "one")
 
     def past(self, history: Sequence[int]) -> NDArray[np.int64]:
         """Compressed ids before the first token, oldest first, DEAD for a dead position; bad ones are refused."""
@@ -125,12 +150,13 @@ class HashParams:
             raise EngramctlError("history", f"at most {self.size - 1} compressed ids", f"{len(history)}")
         for entry in history:
             if isinstance(entry, bool) or not isinstance(entry, (int, np.integer)) or not self._in_history(int(entry)):
-                what = f"compressed ids in 0..{self.compressed - 1}, or {DEAD} for a dead position"
+                dead = f", or {DEAD} for a dead position" if "dead" in self.rule.boundary else ""
+                what = f"compressed ids in 0..{self.compressed - 1}{dead}"
                 raise EngramctlError("history", what, f"{entry!r:.40}")
         return np.array([int(entry) for entry in history], np.int64)
 
     def _in_history(self, entry: int) -> bool:
-        return entry == DEAD or 0 <= entry < self.compressed
+        return (entry == DEAD and "dead" in self.rule.boundary) or 0 <= entry < self.compressed
 
 
 def derive(sizes: Sizes, token_map: NDArray[np.uint32], seed: int = 0) -> HashParams:
@@ -163,12 +189,26 @@ def derive(sizes: Sizes, token_map: NDArray[np.uint32], seed: int = 0) -> HashPa
 
 def published(profile: Profile, token_map: NDArray[np.uint32] | None = None) -> HashParams:
     """The profile's published constants (the main entry for `hash` without a file), checked."""
+    if profile.unpublished:
+        raise EngramctlError(f"profile {profile.name}", "published constants", f"none: {profile.unpublished}")
     sizes, token_map = profile.sizes, profile.token_map() if token_map is None else token_map
-    pad = int(token_map[sizes.pad_token_id])
     constants = (profile.multipliers, profile.moduli, profile.offsets)
-    return HashParams(
-        sizes.layers, sizes.rows, sizes.heads, sizes.compressed, pad, token_map, *constants, profile.rule
+    return with_rule(
+        HashParams(sizes.layers, sizes.rows, sizes.heads, sizes.compressed, 0, token_map, *constants), profile, sizes
     ).check()
+
+
+def with_rule(params: HashParams, profile: Profile, sizes: Sizes) -> HashParams:
+    """The constants under the profile's rule: its filler, its EOS, its smallest order. Not yet checked."""
+    rule = profile.rule
+    wanted = {rule.filler} | ({"eos"} & set(rule.boundary))
+    ids: dict[str, int] = {}
+    for word, token in (("pad", sizes.pad_token_id), ("eos", sizes.eos_token_id)):
+        if word in wanted and (token is None or token >= params.token_map.size):
+            raise EngramctlError("token map", f"an entry for the {word} {token}", f"{params.token_map.size} entries")
+        if word in wanted and token is not None:
+            ids[word] = int(params.token_map[token])
+    return replace(params, pad_id=ids.get(rule.filler, 0), rule=rule, eos=ids.get("eos"), smallest=sizes.smallest)
 
 
 def unused_primes(base: int, count: int) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import stored
+from engramctl.errors import EngramctlError
 from engramctl.hash_params import digest
 from engramctl.profiles import Profile
 from engramctl.source import FoundMap, is_container, open_source
@@ -20,6 +21,13 @@ from formats.errors import FormatError
 from formats.gguf_file import read_header
 
 STDIN = Path("-")
+
+
+def expect_map(profile: Profile) -> None:
+    """Refuse a model whose ids are hashed as they are."""
+    if "token_map_u32" not in profile.digests:
+        found = f"{profile.rule.id_space} ids" if profile.rule.id_space != "map" else "none that is published"
+        raise EngramctlError(f"profile {profile.name}", "a token map", found)
 
 
 def read(path: Path | None, profile: Profile) -> FoundMap:

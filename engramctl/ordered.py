@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,11 +11,6 @@ Job = TypeVar("Job")
 Done = TypeVar("Done")
 
 AHEAD = 2  # jobs a thread that may be begun before the first of them is taken
-
-
-def processors() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(jobs: Iterable[Job], work: Callable[[Job], Done], threads: int) -> Generator[tuple[Job, Done]]:

@@ -6,16 +6,20 @@ The token map itself is another file (`map`); its digest is here, so that the tw
 from __future__ import annotations
 
 import io
+import json
 import re
 import zipfile
 import zlib
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engramctl import rules
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import MOST_COMPRESSED, HashParams, digest
+from engramctl.rules import V41_RULE
 from formats import npy, strict_json
 from formats.errors import FormatError, shown
 
@@ -43,13 +47,24 @@ def to_dict(params: HashParams) -> dict[str, Any]:
         "moduli": params.moduli.tolist(),
         "offsets": params.offsets.tolist(),
         "token_map_sha256": digest(params.token_map, "<u4"),
+        **_rule(params),
     }
+
+
+def _rule(params: HashParams) -> dict[str, Any]:
+    """What is not V4.1's way: nothing for V4.1 itself."""
+    if params.rule == V41_RULE:
+        return {}
+    rule = asdict(params.rule) | {"boundary": list(params.rule.boundary)}
+    return {"rule": rule, "smallest": params.smallest} | ({} if params.eos is None else {"eos": params.eos})
 
 
 def to_npz(params: HashParams) -> bytes:
     """The same, and the token map too, as an uncompressed npz. Equal constants give equal bytes."""
     entries: dict[str, Any] = to_dict(params) | {name: getattr(params, name) for name in ARRAYS}
     entries["token_map"] = params.token_map
+    if "rule" in entries:
+        entries["rule"] = json.dumps(entries["rule"])
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, value in entries.items():
@@ -65,15 +80,17 @@ def read(data: bytes, path: str) -> dict[str, Any]:
     if len(data) > MOST_BYTES:
         raise FormatError(path, None, f"at most {MOST_BYTES} bytes", "more")
     raw = _npz(data, path) if data.startswith(ZIP_MAGIC) else _json(data, path)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = _read_rule(raw, path)
     for name in LISTS:
-        found[name] = tuple(int(x) for x in _integers(raw, name, path, 1))
+        found[name] = _input_layer(raw) if name == "layers" and "rule" in raw else None
+        found[name] = found[name] or tuple(int(x) for x in _integers(raw, name, path, 1))
     for name in ARRAYS:
-        found[name] = _integers(raw, name, path, 2)
+        own = name == "multipliers" and found["rule"].mix_scope == "column"
+        found[name] = _integers(raw, name, path, 2 + own)
     for name in NUMBERS:
         found[name] = int(_integers(raw, name, path, 0))
-    if "size" in raw and (size := int(_integers(raw, "size", path, 0))) != found["multipliers"].shape[1]:
-        raise FormatError(path, "size", f"{found['multipliers'].shape[1]}, as each layer has multipliers", f"{size}")
+    if "size" in raw and (size := int(_integers(raw, "size", path, 0))) != found["multipliers"].shape[-1]:
+        raise FormatError(path, "size", f"{found['multipliers'].shape[-1]}, as each layer has multipliers", f"{size}")
     if raw.get("schema", SCHEMA) != SCHEMA:
         raise FormatError(path, "schema", SCHEMA, shown(raw["schema"]))
     found["token_map_sha256"] = _digest(raw, path)
@@ -84,6 +101,29 @@ def read(data: bytes, path: str) -> dict[str, Any]:
             raise FormatError(path, "token_map", f"compressed ids below {MOST_COMPRESSED}", f"{ids.max()}")
         found["token_map"] = ids.astype(np.uint32)
     return found
+
+
+def _input_layer(raw: dict[str, Any]) -> tuple[int, ...] | None:
+    """(-1,) where that is what `layers` says: a table at the input embedding."""
+    value = raw.get("layers")
+    listed = value.tolist() if isinstance(value, np.ndarray) else value
+    return (-1,) if listed == [-1] else None
+
+
+def _read_rule(raw: dict[str, Any], path: str) -> dict[str, Any]:
+    """The rule, and the EOS and smallest order that belong to it; V4.1's where the file says nothing."""
+    rule = raw.get("rule")
+    if rule is None:
+        return {"rule": V41_RULE, "smallest": 2, "eos": None}
+    if isinstance(rule, np.ndarray):
+        rule = strict_json.read_object(path, str(rule).encode(), 0)
+    if not isinstance(rule, dict):
+        raise FormatError(path, "rule", "an object", shown(rule)[:40])
+    numbers = {
+        name: int(_integers(raw, name, path, 0)) if name in raw else default
+        for name, default in (("smallest", 2), ("eos", None))
+    }
+    return {"rule": rules.read(rule, path), **numbers}
 
 
 def with_map(found: dict[str, Any], token_map: NDArray[np.uint32], path: str) -> HashParams:
@@ -98,7 +138,9 @@ def with_map(found: dict[str, Any], token_map: NDArray[np.uint32], path: str) ->
             MAP_HINT,
         )
     sizes = (found["layers"], found["rows"], found["heads"], found["compressed"], found["pad_id"])
-    return HashParams(*sizes, token_map, *(found[name] for name in ARRAYS)).check(path)
+    arrays = (found[name] for name in ARRAYS)
+    made = HashParams(*sizes, token_map, *arrays)
+    return replace(made, rule=found["rule"], eos=found["eos"], smallest=found["smallest"]).check(path)
 
 
 def _json(data: bytes, path: str) -> dict[str, Any]:
@@ -140,7 +182,8 @@ def _integers(raw: dict[str, Any], name: str, path: str, dimensions: int) -> NDA
     value = raw[name]
     array = value if isinstance(value, np.ndarray) else _array(value, dimensions)
     if array is None or array.ndim != dimensions or array.dtype.kind not in "iu" or not array.size or array.min() < 0:
-        what = ("one non-negative integer", "a list of non-negative integers", "lists of non-negative integers")
+        lists = "lists of non-negative integers"
+        what = ("one non-negative integer", "a list of non-negative integers", lists, f"lists of {lists}")
         found = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else shown(value)
         raise FormatError(path, name, f"{what[dimensions]} below 2**64", f"{found:.80}")
     return array.astype(np.uint64)
@@ -148,10 +191,10 @@ def _integers(raw: dict[str, Any], name: str, path: str, dimensions: int) -> NDA
 
 def _array(value: object, dimensions: int) -> NDArray[np.uint64] | None:
     """An integer, a list of them, or lists of one length of them, each below 2**64; None for anything else."""
-    if dimensions == 2:
-        parts = [_array(item, 1) for item in value] if isinstance(value, list) else []
+    if dimensions >= 2:
+        parts = [_array(item, dimensions - 1) for item in value] if isinstance(value, list) else []
         lists = [part for part in parts if part is not None]
-        same = len(lists) == len(parts) and len({part.size for part in lists}) == 1
+        same = len(lists) == len(parts) and len({part.shape for part in lists}) == 1
         return np.array(lists, np.uint64) if same else None
     items = value if dimensions and isinstance(value, list) else [value]
     if not all(type(item) is int and 0 <= item < 2**64 for item in items):

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import operands
+from engramctl import mixes, operands
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import DEAD, HashParams, Mask, Tokens
+from engramctl.rules import V41_RULE
 from formats import row264
 from formats.floats import (
     E4M3_NAN,
@@ -50,6 +51,8 @@ def hash_rows(
 
     Ids outside the vocabulary, a mask of another length and ids outside the compressed ones raise `EngramctlError`.
     """
+    if params.rule != V41_RULE:
+        return mixes.hash_rows(tokens, params, mask, history)
     past = params.past(history).tolist()
     ids = past + params.compress(tokens, mask).tolist()
     rows = np.empty((len(tokens), len(params.layers), params.columns), np.int64)

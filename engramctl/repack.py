@@ -13,14 +13,15 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engramctl import digests, journal, locks, packer, workspace
+from engramctl import digests, journal, locks, packer, threads, workspace
 from engramctl import identity as identities
 from engramctl.digests import FileOrder
 from engramctl.durable import Durable
 from engramctl.errors import EngramctlError
 from engramctl.identity import Identity
 from engramctl.journal import Journal, Leaves
-from engramctl.ordered import in_order, processors
+from engramctl.letting_go import LettingGo
+from engramctl.ordered import in_order
 from engramctl.repack_jobs import Job, jobs, places, remaining_bytes, reserve
 from engramctl.repack_plan import Plan
 from engramctl.row_writer import RowWriter
@@ -112,14 +113,18 @@ class _Run:
     leaves: Leaves = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.threads = self.options.threads or min(processors(), MOST_THREADS)
+        self.threads = self.options.threads or min(threads.count(), MOST_THREADS)
         self.header, self.size = self.made.layout.header, self.made.layout.file_size
 
     def run(self, every: Slice) -> Written:
         path = workspace.journal_of(self.output, self.part)
         said = journal.read(path) if self.options.resume else None
-        if self.part.whole and workspace.is_published(self.output, said, self.size, self.header):
-            assert said is not None
+        if (
+            said is not None
+            and said.finished
+            and self.part.whole
+            and workspace.is_published(self.output, self.size, self.header)
+        ):
             said.require_plan(self.identity)
             found = self._digests(said.leaves, self.output)
             workspace.remove(self.output, self.part)
@@ -225,6 +230,8 @@ class _Run:
             made.source.file(tensor)  # opened here, then shared by the threads
         rows = RowWriter(file, packer.choose(self.part.last - self.part.first), self.options.digest == "tree")
         weights = WeightWriter(made, file)
+        tables = self.part.tables(made.source.sizes)
+        behind = {layer: LettingGo(made.source.table(layer), (first, last)) for layer, first, last in tables}
 
         def work(job: Job) -> tuple[list[bytes], int]:
             if job.span is not None:
@@ -242,6 +249,8 @@ class _Run:
                     weights.refuse_inexact(before, inexact)
                     before = job.target
                 inexact += odd
+                if job.span is not None:
+                    behind[job.target.layer].upto(job.last)
                 if follower is not None:
                     follower.advance(job.number, job.last if job.span is not None else 0)
                 written = places(job)
@@ -249,6 +258,7 @@ class _Run:
                     durable.reached((job.number, job.last), written, self._new_leaves(job, leaves))
                 self.options.progress(sum(end - start for start, end in written))
         weights.refuse_inexact(before, inexact)
+        weights.let_go()
 
     def _new_leaves(self, job: Job, leaves: list[bytes]) -> Leaves:
         if self.options.digest != "tree" or job.span is None:

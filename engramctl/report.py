@@ -140,11 +140,17 @@ def progress(total: int, what: str, quiet: bool) -> Iterator[Any]:
         yield lambda done: bar.update(task, advance=done)
 
 
+def _columns() -> int:
+    """As COLUMNS says, if it is a number that a table can have."""
+    said = os.environ.get("COLUMNS", "")
+    return int(said) if said.isascii() and len(said) < 6 and said.isdigit() and int(said) else PIPE_WIDTH
+
+
 def _console(soft_wrap: bool = True) -> Console:
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or PIPE_WIDTH)
-    return Console(file=sys.stdout, highlight=False, soft_wrap=soft_wrap, width=width)
+    width = None if sys.stdout.isatty() else _columns()
+    return Console(file=sys.stdout, highlight=False, emoji=False, soft_wrap=soft_wrap, width=width)
 
 
 def _plain(text: str) -> str:

@@ -61,9 +61,6 @@ class RowWriter:
                     hasher.update(rows.data)
             if self.leaves:
                 leaves.append(hasher.digest())
-        for part in table.parts:
-            for start, end in span.data:
-                part.file.done_with(part.start + start * part.stride, part.start + end * part.stride)
         return leaves
 
     def _rows(self, part: Part, scales: Rows, target: Target, rows: Range, out: Rows) -> None:

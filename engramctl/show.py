@@ -27,7 +27,7 @@ ENGRAM = ".engram_"  # in the name of nearly every Engram tensor
 LISTED = 8  # items of a long array that are shown
 
 
-def describe(path: Path, profile_name: str | None = None) -> dict[str, Any]:
+def describe(path: Path, profile_name: str | None = None, header: GgufHeader | None = None) -> dict[str, Any]:
     """Everything that headers say; what is no container and no checkpoint raises `FormatError`."""
     profile = profiles.load(profile_name or profiles.DEFAULT)
     if kinds.name(path) == kinds.UNFINISHED:
@@ -35,7 +35,7 @@ def describe(path: Path, profile_name: str | None = None) -> dict[str, Any]:
     if path.is_dir() or path.suffix == ".safetensors":
         return _checkpoint(path, profile)
     if is_container(path):
-        return _container(path, profile)
+        return _container(path, profile, read_header(path, strict=False) if header is None else header)
     show_files.refuse_part(path)
     found = sidecars.recognise(path)
     if found is not None:
@@ -98,8 +98,7 @@ def _map_origin(path: Path, sizes: Sizes | None, profile: Profile) -> dict[str, 
     return {"origin": f"profile {profile.name}" if fits else None}
 
 
-def _container(path: Path, profile: Profile) -> dict[str, Any]:
-    header = read_header(path, strict=False)
+def _container(path: Path, profile: Profile, header: GgufHeader) -> dict[str, Any]:
     seen = recognise(header)
     nearest = seen.best
     dialect = nearest or DS4

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,14 @@ from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.table import Table
+from formats import row264
 from formats.disk import ReadFile
 from formats.errors import FormatError
+
+if TYPE_CHECKING:
+    from formats.gguf_file import GgufHeader
+
+V41_ROWS = "e4m3_e8m0_32"  # the encoding whose sources are `checkpoint` and `container`; others are in `siblings`
 
 
 @dataclass(frozen=True)
@@ -74,14 +80,46 @@ def open_source(
 
     `profile` is the name that was asked for, None if none was: a checkpoint without a config needs one.
     """
-    from engramctl.checkpoint import open_checkpoint
+    from engramctl.checkpoint import open_checkpoint, read_config
     from engramctl.container import open_container
 
     path = Path(path)
     kinds.refuse_other(path, kinds.SOURCES, (kinds.GGUF,))
     if path.is_dir() or not is_container(path):
-        return open_checkpoint(path, profile, token_map, layers)
-    return open_container(path, profiles.load(profile or profiles.DEFAULT), token_map)
+        config_text, config = read_config(path)
+        known = profiles.fitting(profile, config)
+        if known.storage.encoding != V41_ROWS:
+            from engramctl.siblings import checkpoint as siblings
+
+            named_one = profile is not None
+            made = siblings.open_checkpoint(path, known, config_text, config, token_map, layers, named_one)
+            return cast(Source, made)  # its tables are plain ones: whoever wants one asks `siblings.opened`
+        opened = open_checkpoint(path, profile, token_map, layers)
+        if opened.sizes.width != row264.WIDTH:
+            opened.close()
+            raise EngramctlError(str(path), f"rows of {row264.WIDTH} values", f"{opened.sizes.width}")
+        return opened
+    from formats.gguf_file import read_header
+
+    header = read_header(path)
+    if is_ple(header):
+        from engramctl.siblings import container as ple
+
+        return cast(Source, ple.open_named(path, profile, header))
+    return open_container(path, profiles.load(profile or profiles.DEFAULT), token_map, header)
+
+
+def named(header: GgufHeader) -> str | None:
+    """The architecture that a container names, if it names one."""
+    value = header.keys.get("general.architecture")
+    return value.value if value is not None and isinstance(value.value, str) else None
+
+
+def is_ple(header: GgufHeader) -> bool:
+    """Does a container name an architecture that keeps Qwen3.8's table?"""
+    from formats import ple_gguf
+
+    return named(header) in [dialect.architecture for dialect in ple_gguf.DIALECTS]
 
 
 def is_container(path: Path) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engramctl.config import MOST
 from engramctl.profiles import Sizes
 from formats import recognise
 from formats.dialect import Dialect, Key
@@ -59,6 +60,8 @@ def _integers(header: GgufHeader, name: str, key: Key) -> list[int] | None:
     value = header.keys[name]
     is_array = key.type.endswith("[]")
     if isinstance(value.value, np.ndarray):
+        if value.value.size > MOST["vocabulary"]:  # no model's, and too much to look at one by one
+            return None
         listed: list[int] = value.value.tolist()
         return listed if is_array and np.issubdtype(value.value.dtype, np.integer) else None
     return [value.value] if type(value.value) is int and not is_array and value.type != ValueType.BOOL else None

@@ -54,13 +54,9 @@ def make(
 ) -> Made:
     """Write config, index, shards and (unless the real map is used) tokenizer into `folder`, which must be new or
     empty. `base` and `hidden` are the sizes of what is not full-size."""
-    if folder.exists() and not folder.is_dir():
-        raise FormatError(folder, None, "a folder", "a file")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise EngramctlError(str(folder), "a new or empty folder (or --force)", "a folder with files in it")
+    prepare_folder(folder, force)
     tokenizer = None if real_tokens or full_size else tiny_tokenizer.text()
     sizes = choose_sizes(profile, real_tokens, full_size, base, hidden)
-    folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors.index.json", "tokenizer.json"):  # an unfinished folder is nothing
         (folder / name).unlink(missing_ok=True)
     shard_of: dict[str, str] = {}
@@ -85,12 +81,21 @@ def make(
         for role in profile.tensors
     )
     index_json = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
-    _write_text(folder / "model.safetensors.index.json", json.dumps(index_json, indent=2) + "\n")
+    write_text(folder / "model.safetensors.index.json", json.dumps(index_json, indent=2) + "\n")
     if tokenizer is not None:
-        _write_text(folder / "tokenizer.json", tokenizer)
-    _write_text(folder / "config.json", json.dumps(config(sizes, seed), indent=2) + "\n")
+        write_text(folder / "tokenizer.json", tokenizer)
+    write_text(folder / "config.json", json.dumps(config(sizes, seed), indent=2) + "\n")
     fsync_folder(folder)
     return Made(sizes, marked)
+
+
+def prepare_folder(folder: Path, force: bool) -> None:
+    """Make the folder; one with files in it is refused unless `force`."""
+    if folder.exists() and not folder.is_dir():
+        raise FormatError(folder, None, "a folder", "a file")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise EngramctlError(str(folder), "a new or empty folder (or --force)", "a folder with files in it")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def choose_sizes(
@@ -250,7 +255,8 @@ def _stream(seed: int, layer: int, role: str) -> int:
     return int(random_u64(seed * 4096 + layer, sum(role.encode()), 1)[0])
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """A small file, replaced if it is there."""
     path.unlink(missing_ok=True)
     with WriteFile.create(path) as file:
         file.write(0, text.encode())

@@ -210,7 +210,20 @@ class Table:
 
     def decoded(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """[...] row numbers -> [..., width] values as the layout has them, before any rounding."""
-        return self.layout.decode(self.read_valid(rows))
+        return self.decode(self.read_valid(rows))
+
+    @property
+    def is_bf16(self) -> bool:
+        """Is BF16 what the model looks up? In V4.1 it is."""
+        return True
+
+    def decode(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """[..., 264] valid rows -> their exact values; of other layouts what the row stands for."""
+        return self.layout.decode(raw)
+
+    def decode_bf16(self, raw: NDArray[np.uint8]) -> NDArray[np.uint16]:
+        """[..., 264] valid rows -> BF16 bits, what the model looks up."""
+        return row264.decode_bf16(raw) if self.layout.lossless else to_bf16(self.layout.decode(raw))
 
     def close(self) -> None:
         """Let go of the placement, and of the source where the table opened it."""

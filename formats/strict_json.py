@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from os import PathLike
 from typing import NoReturn
 
@@ -11,8 +12,8 @@ from formats.errors import FormatError, shown
 LONGEST_INTEGER = 20  # digits of 2**64 - 1: longer ones take quadratic time, and Python refuses them in its own way
 
 
-def read_object(path: str | PathLike[str], raw: bytes, at: int) -> dict[str, object]:
-    """The bytes at `at` of a file -> one JSON object: UTF-8, no name twice, no NaN, integers that may be 64 bits."""
+def once(path: str | PathLike[str], at: int | None) -> Callable[[list[tuple[str, object]]], dict[str, object]]:
+    """What makes an object of its (name, value) pairs: each name once, or `FormatError`."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         made: dict[str, object] = {}
@@ -24,6 +25,12 @@ def read_object(path: str | PathLike[str], raw: bytes, at: int) -> dict[str, obj
             made[name] = value
         return made
 
+    return unique
+
+
+def read_object(path: str | PathLike[str], raw: bytes, at: int) -> dict[str, object]:
+    """The bytes at `at` of a file -> one JSON object: UTF-8, no name twice, no NaN, integers that may be 64 bits."""
+
     def refuse(word: str) -> NoReturn:
         raise FormatError(path, at, "JSON", word)
 
@@ -34,7 +41,7 @@ def read_object(path: str | PathLike[str], raw: bytes, at: int) -> dict[str, obj
 
     try:
         text = raw.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse, parse_int=integer)
+        value = json.loads(text, object_pairs_hook=once(path, at), parse_constant=refuse, parse_int=integer)
     except UnicodeDecodeError as error:
         raise FormatError(path, at + error.start, "UTF-8", f"byte {raw[error.start]:#04x}") from None
     except json.JSONDecodeError as error:

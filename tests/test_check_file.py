@@ -32,6 +32,7 @@ from engramctl import profiles
 from engramctl.errors import EngramctlError
 from engramctl.verify.container import check
 from engramctl.verify.loader_rules import LOADERS
+from formats import gguf_file
 from formats.errors import FormatError
 from formats.gguf_file import read_header
 
@@ -363,3 +364,31 @@ def test_headers_with_any_bit_flipped_give_a_report_or_a_refusal(container: Path
             file.seek(at)
             file.write(data[at : at + 1])
     assert reported > 40
+
+
+def test_wide_numbers_are_refused_not_cut(cli: Cli, container: Path, tmp_path: Path) -> None:
+    header = gguf_file.read_header(container)
+    keys = dict(header.keys)
+    ids = keys["deepseek41.engram.token_map"].value.astype(np.uint64)
+    ids[3] += 2**32
+    keys["deepseek41.engram.token_map"] = gguf_file.u64s(ids)
+    tensors = [(each.name, each.type, each.shape, each.size) for each in header.tensors]
+    layout = gguf_file.encode_header(list(keys.items()), tensors, header.alignment)
+    path = tmp_path / "wide.gguf"
+    path.write_bytes(layout.header + container.read_bytes()[header.data_start :])
+    refusal = cli.refused(tmp_path, "lookup", path, "--layer", 1, "--rows", 0)
+    assert (refusal.expected, refusal.found) == ("numbers below 4294967296", f"{ids[3]}")
+
+
+def test_a_map_of_a_million_wrong_entries_is_counted_not_listed(cli: Cli, container: Path, tmp_path: Path) -> None:
+    def change(data: bytearray) -> None:
+        at = array_at(data, "token_map")
+        data[at : at + 4 * 384] = b"\xff" * (4 * 384)
+
+    report = cli("check", "file", changed(container, tmp_path, change), "--json").json
+    where = "key deepseek41.engram.token_map"
+    more = [each for each in report["findings"] if each["where"] == where]
+    named = [each for each in report["findings"] if each["where"].startswith(f"{where}, token id")]
+    assert len(named) <= 100
+    assert report["findings_total"] < 120
+    assert len(more) + len(named) >= 100

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import ROWS, Mini, read_shard, rewrite, shard
+from checkpoints import ROWS, Mini, read_shard, rewrite, shard, token_map_of
 from checks import differs, found, only, passes, wheres
 from cli_helpers import Cli, Copy
 
@@ -43,10 +43,15 @@ def test_one_file_alone_needs_a_profile(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_an_index_is_read_as_it_lies(cli: Cli, tmp_path: Path) -> None:
-    passes(cli, "source", Mini().write(tmp_path / "ckpt"))
+    passes(cli, "source", *mapped(Mini().write(tmp_path / "ckpt")))
 
 
 Break = Callable[[Mini], object]
+
+
+def mapped(folder: Path) -> tuple[object, ...]:
+    """A checkpoint without a tokenizer, with the map to use."""
+    return folder, "--token-map", token_map_of(folder)
 
 
 def text(key: str, value: object) -> Break:
@@ -96,7 +101,7 @@ def test_one_contradiction_is_named(
     change(mini)
     folder = mini.write(tmp_path / "ckpt")
     for more in ((), ("--all-rows",)):
-        report = differs(cli, "source", folder, *more)
+        report = differs(cli, "source", *mapped(folder), *more)
         where, want, got = found(report)[0]
         assert where.endswith(expected[0]), name
         assert want == expected[1]
@@ -108,7 +113,7 @@ def test_a_value_beyond_what_a_float_holds_is_named(cli: Cli, tmp_path: Path) ->
     mini = Mini()
     mini.edit(EMBED, 256 * 5, 0x7E)
     mini.edit("layers.1.engram.embed.scale", 8 * 5, 254)
-    report = differs(cli, "source", mini.write(tmp_path / "ckpt"), "--all-rows")
+    report = differs(cli, "source", *mapped(mini.write(tmp_path / "ckpt")), "--all-rows")
     assert all(where.startswith("layer 1 row 5 byte ") for where in wheres(report))
 
 
@@ -292,5 +297,56 @@ def test_tensors_twice_in_a_folder_without_an_index(cli: Cli, tmp_path: Path) ->
     folder = Mini().write(tmp_path / "ckpt")
     tensors = read_shard(folder / "model.safetensors")
     shard(folder / "more.safetensors", {EMBED: tensors[EMBED]})
-    _, expected, got = only(differs(cli, "source", folder))
+    _, expected, got = only(differs(cli, "source", *mapped(folder)))
     assert (expected, got) == ('it in "model.safetensors" alone', "it here as well")
+
+
+@pytest.mark.parametrize("scale", [0, 254])
+def test_a_projection_that_bf16_does_not_hold_is_a_finding_as_it_is_refused_in_use(
+    cli: Cli, tmp_path: Path, scale: int
+) -> None:
+    mini = Mini()
+    mini.edit("layers.1.engram.wkv.weight", 512 * 32 + 32, 0x7E)  # 448
+    mini.edit("layers.1.engram.wkv.weight", 512 * 32 + 33, 0x09)  # 9 / 512
+    mini.edit("layers.1.engram.wkv.scale", 16 + 1, scale)
+    folder = mini.write(tmp_path / "ckpt")
+    where = [each for each in wheres(differs(cli, "source", folder)) if "wkv.weight" in each]
+    assert len(where) == 1
+    assert where[0].startswith("layer 1 tensor layers.1.engram.wkv.weight row 32 column ")
+    words = ("repack", folder, "-o", tmp_path / "x.gguf", "--token-map", tmp_path / "map.json")
+    assert cli(*words).code == 2
+
+
+def test_rows_of_another_width_are_a_finding(cli: Cli, tmp_path: Path) -> None:
+    mini = Mini()
+    mini.text["engram_head_dim"] = 128
+    for layer, count in ROWS.items():
+        for name, columns in (("embed.weight", 128), ("embed.scale", 4)):
+            kind, _, data = mini.tensors[f"layers.{layer}.engram.{name}"]
+            mini.tensors[f"layers.{layer}.engram.{name}"] = (kind, (count, columns), data[: count * columns])
+        for name, shape in (("wkv.weight", (96, 256)), ("wkv.scale", (3, 8))):
+            kind, _, data = mini.tensors[f"layers.{layer}.engram.{name}"]
+            mini.tensors[f"layers.{layer}.engram.{name}"] = (kind, shape, data[: shape[0] * shape[1]])
+    folder = mini.write(tmp_path / "ckpt")
+    assert cli.refused(tmp_path, "lookup", folder, "--layer", 1, "--rows", 0).expected == "rows of 256 values"
+    report = differs(cli, "source", folder)
+    assert ("layer 1", "rows of 256 values, which can be used", "of 128") in found(report)
+    assert report["coverage"]["of"] == sum(ROWS.values())
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "tokenizer.json"])
+def test_a_link_that_leads_nowhere_is_not_the_same_as_no_file(cli: Cli, tmp_path: Path, name: str) -> None:
+    folder = Mini().write(tmp_path / "ckpt")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("nowhere")
+    assert cli.refused(tmp_path, "check", "source", folder).where == str(folder / name)
+    words = ("repack", folder, "-o", tmp_path / "x.gguf", "--profile", "deepseek-v4.1-flash")
+    assert cli.refused(tmp_path, *words).where == str(folder / name)
+
+
+def test_a_config_that_says_a_name_twice_is_refused(cli: Cli, tmp_path: Path) -> None:
+    folder = Mini().write(tmp_path / "ckpt")
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"hc_mult"', '"hc_mult": 3, "hc_mult"'))
+    for words in (("check", "source", folder), ("params", folder)):
+        assert cli.refused(tmp_path, *words).found == '"hc_mult" twice'

@@ -62,6 +62,12 @@ def test_the_bytes_last_before_the_name_does(tmp_path: Path, monkeypatch: pytest
     assert [name for name, _ in system.calls] == ["write", "fsync", "replace" if force else "link", "fsync"]
 
 
+def test_the_longest_name_there_is_can_be_written(tmp_path: Path) -> None:
+    for name in ("x" * 255, "\u00fc" * 127):
+        write_whole(tmp_path / name, [b"x"])
+        assert (tmp_path / name).read_bytes() == b"x"
+
+
 def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"old")

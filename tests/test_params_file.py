@@ -100,7 +100,7 @@ def test_another_map_than_the_one_they_were_made_with_is_refused() -> None:
         EngramctlError, match=r"^x: expected the token map with SHA-256 c60a86322ec1.*, found "
     ) as caught:
         params_file.with_map(found, other, "x")
-    assert caught.value.hint == "give --token-map FILE"
+    assert caught.value.hint == params_file.MAP_HINT
     with pytest.raises(EngramctlError, match=r"^x: expected a token map of 129280 ids, found 5"):
         params_file.with_map(found, other[:5], "x")
 

@@ -20,8 +20,9 @@ import pytest
 from checkpoints import ROWS, Mini, rewrite, token_map_of
 from cli_helpers import ROOT, Cli, Outcome, parse, snapshot
 from faults import Faulty
+from gguf import GGUFReader
 
-from engramctl import durable, identity, row_blocks, slices, workspace
+from engramctl import durable, identity, repack_jobs, row_blocks, slices, workspace
 from formats import disk, tree_digest
 
 POINTS = 100
@@ -343,7 +344,7 @@ def test_another_source_or_plan_is_refused_by_name(
 ) -> None:
     interrupted(job)
     job.words = change(job) or job.words
-    refusal = job.cli.refused(job.folder, *job.words, "--resume")
+    refusal = job.cli.refused(job.folder, *job.words, "--resume", "--quiet")
     assert named in refusal.where + refusal.expected + refusal.found
     assert "--force" in refusal.hint
     job.cli.ok(*job.words, "--force")
@@ -499,9 +500,55 @@ def test_signals_at_any_moment_leave_what_resume_finishes(job: Job) -> None:
         else:
             code, word = CODES[kind]
             assert running.returncode == code
-            assert err.decode() == ("" if word is None else f"engramctl: {word}\n")
+            kept = f"; {job.partial} is kept, and --resume goes on"
+            assert err.decode() in (("",) if word is None else (f"engramctl: {word}\n", f"engramctl: {word}{kept}\n"))
             cut += 1
             job.refused_naming_both_ways()
             job.finished("--resume")
         job.clear()
     assert cut >= 6
+
+
+# blocks
+
+
+class Reserving(disk.System):
+    """Says what is reserved, and may have no room for it."""
+
+    def __init__(self, code: int | None = None) -> None:
+        self.code, self.ranges = code, list[tuple[int, int]]()
+
+    def fallocate(self, fd: int, start: int, size: int) -> None:
+        self.ranges.append((start, start + size))
+        if self.code is not None:
+            raise OSError(self.code, os.strerror(self.code))
+
+
+@pytest.mark.parametrize("more", [(), ("--layer", "14", "--rows", "10:20")])
+def test_blocks_are_reserved_for_what_will_be_written(
+    job: Job, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(repack_jobs, "RESERVE_BYTES", 1)
+    system = Reserving()
+    assert job.run(*more, system=system).code == 0
+    starts = {t.name: int(t.data_offset) for t in GGUFReader(io_of(job.expected, job.folder)).tensors}
+    table = starts["blk.14.engram_embd.weight"]
+    if more:
+        assert system.ranges == [(table + 10 * 264, table + 20 * 264)]
+    else:
+        assert (table, table + ROWS[14] * 264) in system.ranges
+        assert min(start for start, _ in system.ranges) == min(starts.values())
+
+
+def io_of(data: bytes, folder: Path) -> Path:
+    path = folder / "expected.gguf"
+    path.write_bytes(data)
+    return path
+
+
+def test_a_disk_without_room_for_the_blocks_stops_before_the_work(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repack_jobs, "RESERVE_BYTES", 1)
+    refusal = parse(job.run(system=Reserving(errno.ENOSPC)).err)
+    assert (refusal.where, refusal.found) == (str(job.partial), "no space left on device")
+    assert job.run("--resume", system=Reserving(errno.EOPNOTSUPP)).code == 0  # a file system that cannot reserve
+    assert job.output.read_bytes() == job.expected

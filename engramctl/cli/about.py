@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engramctl.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from engramctl.profiles import Profile
 
 
 def profiles(
@@ -24,11 +27,15 @@ def profiles(
     if name is None:
         loaded = [known.load(each) for each in known.names()]
         if json:
-            report.as_json("profiles", True, {"profiles": [{"name": p.name, "title": p.title} for p in loaded]})
+            entries = [{"name": p.name, "title": p.title, "variants": _variants(p)} for p in loaded]
+            report.as_json("profiles", True, {"profiles": entries})
             return
         report.table(
-            ("name", "model", "layers", "rows"),
-            [(p.name, p.title, _list(p.sizes.layers), _list(p.sizes.rows)) for p in loaded],
+            ("name", "model", "layers", "rows", "variants"),
+            [
+                (p.name, p.title, _list(p.sizes.layers), _list(p.sizes.rows) or "not public", ", ".join(_variants(p)))
+                for p in loaded
+            ],
         )
         return
     profile = known.load(name)
@@ -39,6 +46,10 @@ def profiles(
     pairs += [(f"tensor {role}", f"{tensor.name} {tensor.dtype}") for role, tensor in profile.tensors.items()]
     pairs += [(f"digest {what}", digest) for what, digest in profile.digests.items()]
     report.facts([("name", profile.name), ("model", profile.title), *pairs])
+
+
+def _variants(profile: Profile) -> list[str]:
+    return list(profile.facts.get("variants", {}))
 
 
 def _list(numbers: tuple[int, ...]) -> str:

@@ -51,9 +51,10 @@ def map_(
     json: Json = False,
 ) -> None:
     """Compare a token map with the one the tokenizer gives, and with the published digest."""
-    from engramctl import profiles
+    from engramctl import maps, profiles
     from engramctl.verify import token_map
 
+    maps.expect_map(profiles.load(profile))
     verdict("map", file, token_map.check_file(file, profiles.load(profile), tokenizer, not allow_mismatch), json)
 
 
@@ -64,14 +65,17 @@ def params_(
         Path | None, typer.Option("--source", metavar="SOURCE", help="The checkpoint or container they are of.")
     ] = None,
     token_map: TokenMap = None,
-    profile: Profile = DEFAULT,
+    profile: MaybeProfile = None,
     json: Json = False,
 ) -> None:
     """Compare hash constants with the derivation and with the profile's published ones."""
     from engramctl import maps, profiles
+    from engramctl.siblings import checking
     from engramctl.verify import params
 
-    verdict("params", file, params.check(file, profiles.load(profile), maps.given(token_map), source), json)
+    known, given = profiles.load(profile or DEFAULT), maps.given(token_map)
+    result = checking.params(file, profile, given) or params.check(file, known, given, source)
+    verdict("params", file, result, json)
 
 
 for name, command in check_dumps.COMMANDS.items():
@@ -91,9 +95,11 @@ def file_(
 ) -> None:
     """Judge a container by the rules of its dialect's loader; the release's own also by its published rows."""
     from engramctl import profiles
+    from engramctl.siblings import checking
     from engramctl.verify import container
 
-    verdict("file", file, container.check(file, profiles.load(profile), loader, release), json)
+    sibling = checking.file(file, loader or "ds4")
+    verdict("file", file, sibling or container.check(file, profiles.load(profile), loader, release), json)
 
 
 @app.command("source", epilog=edge.EXITS)
@@ -105,17 +111,22 @@ def source_(
     seed: Seed = 0,
     all_rows: Annotated[bool, typer.Option("--all-rows", help="Look at every row.")] = False,
     release: Release = False,
+    token_map: TokenMap = None,
     profile: MaybeProfile = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Hold a checkpoint's shards, index, config and tensors against each other, the profile and published digests."""
-    from engramctl import profiles, report
+    from engramctl import maps, profiles, report
+    from engramctl.siblings import checking
     from engramctl.verify import checkpoint as check
 
-    known = profiles.load(profile or DEFAULT)
+    sibling = checking.source(checkpoint, profile, sample, seed, all_rows)
+    if sibling is not None:
+        verdict("source", checkpoint, sibling, json)
+    known, given = profiles.load(profile or DEFAULT), maps.given(token_map)
     with report.progress(
         check.bytes_to_read(checkpoint) if all_rows else 0, checkpoint.name, quiet or json or not all_rows
     ) as advance:
-        result = check.check(checkpoint, known, profile is not None, sample, seed, all_rows, release, advance)
+        result = check.check(checkpoint, known, profile is not None, sample, seed, all_rows, release, advance, given)
     verdict("source", checkpoint, result, json)

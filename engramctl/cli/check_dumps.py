@@ -37,12 +37,27 @@ Dump = Annotated[Path, typer.Argument(metavar="DUMP", help="What the engine dump
 Source = Annotated[Path, typer.Argument(metavar="SOURCE", help="The container or checkpoint it came from.")]
 Rows = Annotated[str | None, typer.Option("--rows", metavar="0,5,100:200", help="Row numbers instead of token ids.")]
 RowsFile = Annotated[Path | None, typer.Option("--rows-file", metavar="FILE", help="The same in a file.")]
+Axes = Annotated[
+    str | None,
+    typer.Option(
+        "--axes",
+        metavar="T,L,C",
+        help="The order of the dump's axes: T tokens, L layers, C columns (or N orders, H heads), W, S, D.",
+    ),
+]
+
+
+class RowsAre(StrEnum):
+    rows = "rows"
+    buckets = "buckets"
 
 
 class DumpForm(StrEnum):
     auto = "auto"
     arrays = "arrays"  # npy, npz, safetensors: each says so itself
     u32 = "u32"
+    u64 = "u64"
+    i64 = "i64"
     tsv = "tsv"
     jsonl = "jsonl"
 
@@ -59,6 +74,10 @@ def hash_(
     layer: Layer = None,
     skip_dead: Annotated[bool, typer.Option("--skip-dead", help="Leave dead positions out.")] = False,
     dump_form: Annotated[DumpForm, typer.Option("--dump-form", help="How the dump is written.")] = DumpForm.auto,
+    axes: Axes = None,
+    rows_are: Annotated[
+        RowsAre, typer.Option("--rows-are", help="rows of the table, or buckets without their column's offset.")
+    ] = RowsAre.rows,
     probe: Annotated[
         Path | None, typer.Option("--probe", metavar="FILE", help="The dump is of this file by `probe hash`.")
     ] = None,
@@ -72,24 +91,37 @@ def hash_(
     from engramctl import constants, profiles
     from engramctl.cli import inputs
     from engramctl.mistakes import hash_probe_file, map_sources
-    from engramctl.row_dumps import Wanted, read_rows
+    from engramctl.row_dumps import Judge, Wanted, read_rows
+    from engramctl.row_dumps import Rows as Dumped
+    from engramctl.siblings import checking
     from engramctl.verify import rows
 
     source = constants.read(params, profile, token_map)
     found = source.params
     checkpoint = params if params is not None and params.is_dir() else None
     known = map_sources.for_params(found, profiles.load(profile or DEFAULT), home_tokenizer(tokenizer, checkpoint))
+    buckets = rows_are is RowsAre.buckets
+
+    def read(tokens: int, judge: Judge) -> Dumped:
+        wanted = Wanted(tokens, found.layers, found.columns, layer, found.heads, axes, judge)
+        dumped = read_rows(dump, wanted, dump_form.value)
+        return rows.with_offsets(dumped, found) if buckets else dumped
+
     if probe is not None:
         if any(option is not None for option in (ids, ids_file, text, mask, mask_file, history)):
             raise EngramctlError("token ids", "a probe or a sequence", "both")
+        checking.expect_v41(found.rule, "--probe")
         asked = hash_probe_file.read(probe, found)
-        dumped = read_rows(dump, Wanted(asked.tokens, found.layers, found.columns, layer), dump_form.value)
+        first = asked.sequences[0].case
+        dumped = read(asked.tokens, rows.judge(first.tokens, found, first.mask, first.history, buckets))
         verdict("hash", dump, rows.check_probe(dumped, asked, found, skip_dead, known), json)
-    given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, checkpoint)
+    home, space = checkpoint, found.rule.id_space
+    given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     given.fits(found.token_map.size)
-    dumped = read_rows(dump, Wanted(given.ids.size, found.layers, found.columns, layer), dump_form.value)
+    dumped = read(given.ids.size, rows.judge(given.ids, found, given.mask, given.history, buckets))
     result = rows.check(dumped, given.ids, found, given.mask, given.history, skip_dead, known)
     result.notes.append(f"compared with the constants of {source.origin}")
+    checking.hash_notes(result, dumped, given.ids, found, given.mask, given.history)
     verdict("hash", dump, result, json)
 
 
@@ -112,6 +144,7 @@ def values_(
     history: History = None,
     rows: Rows = None,
     rows_file: RowsFile = None,
+    axes: Axes = None,
     tokenizer: Tokenizer = None,
     token_map: TokenMap = None,
     profile: MaybeProfile = None,
@@ -122,11 +155,11 @@ def values_(
 
     given = None
     if rows is None and rows_file is None:
-        home = source if source.is_dir() else None
-        given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home)
+        home, space = source if source.is_dir() else None, inputs.id_space(source, profile)
+        given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     elif any(option is not None for option in (ids, ids_file, text, mask, mask_file, history)):
         raise EngramctlError("what was looked up", "token ids or rows", "both")
-    _lookups("values", dump, source, layer, given, rows, rows_file, token_map, profile, json)
+    _lookups("values", dump, source, layer, given, rows, rows_file, axes, token_map, profile, json)
 
 
 def kv_(
@@ -142,6 +175,7 @@ def kv_(
     history: History = None,
     rows: Rows = None,
     rows_file: RowsFile = None,
+    axes: Axes = None,
     tokenizer: Tokenizer = None,
     token_map: TokenMap = None,
     profile: MaybeProfile = None,
@@ -152,11 +186,11 @@ def kv_(
 
     given = None
     if rows is None and rows_file is None:
-        home = source if source.is_dir() else None
-        given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home)
+        home, space = source if source.is_dir() else None, inputs.id_space(source, profile)
+        given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     elif any(option is not None for option in (ids, ids_file, text, mask, mask_file, history)):
         raise EngramctlError("what was looked up", "token ids or rows", "both")
-    _lookups("kv", dump, source, layer, given, rows, rows_file, token_map, profile, json)
+    _lookups("kv", dump, source, layer, given, rows, rows_file, axes, token_map, profile, json)
 
 
 def _lookups(
@@ -167,6 +201,7 @@ def _lookups(
     given: Sequence | None,
     rows: str | None,
     rows_file: Path | None,
+    axes: str | None,
     token_map: Path | None,
     profile: str | None,
     json: bool,
@@ -175,6 +210,7 @@ def _lookups(
     from engramctl import array_files, maps
     from engramctl.cli import inputs
     from engramctl.mistakes import map_sources
+    from engramctl.siblings import checking
     from engramctl.source import open_source, the_layer
     from engramctl.verify import values
 
@@ -188,17 +224,22 @@ def _lookups(
             known = map_sources.for_params(opened.params(), opened.profile, home)
             looked = values.looked_up(opened, at, given.ids, given.mask, given.history, known)
         array = array_files.read(dump).only(stage)
+        sibling = checking.kv(array, opened, at, looked) if stage == "kv" else None
         check = values.check_values if stage == "values" else values.check_kv
-        verdict(stage, dump, check(array, opened, at, looked), json)
+        if sibling is None:
+            sibling = check(array, opened, at, looked, axes)
+        verdict(stage, dump, sibling, json)
 
 
 def gate_(dump: Dump, profile: Profile = DEFAULT, json: Json = False) -> None:
     """Compare gates and new hidden states with float64 on the dump's own hidden, key, value, q_weight and k_weight."""
     from engramctl import array_files, profiles
+    from engramctl.siblings import checking
     from engramctl.verify import gate
 
     known = profiles.load(profile)
     inputs, gates, out = gate.read(array_files.read(dump))
+    checking.expect_gates(known, out)
     verdict("gate", dump, gate.check(inputs, gates, out, known.sizes.eps, known.clamp), json)
 
 

@@ -76,6 +76,7 @@ def make_map(
     if output == STDIN:
         refuse_existing(output, force, binary=to is not MapForm.json)
     known = profiles.load(profile)
+    maps.expect_map(known)
     found = maps.read(source, known)
     if explain is not None:
         _explain(explain, source, found.ids, json)
@@ -138,8 +139,8 @@ def params(
 
     if output == STDIN:
         refuse_existing(output, force, binary=to is ParamsForm.npz)
-    known = profiles.load(profile or profiles.DEFAULT)
     found = constants.read(source, profile, token_map)
+    known = found.profile or profiles.load(profile or profiles.DEFAULT)
     statuses, differs = constants.statuses(found, known), constants.differs_from_profile(found, known)
     if to in (ParamsForm.c, ParamsForm.rust):
         data = params_code.FORMS[to.value](found.params).encode()
@@ -182,8 +183,14 @@ def synth(
     from engramctl import profiles, report
     from engramctl import synth as make
     from engramctl.cli import edge
+    from engramctl.siblings import synth as siblings
+    from engramctl.source import V41_ROWS
 
-    made = make.make(folder, profiles.load(profile), seed, tokens is Tokens.real, full_size, force)
+    known = profiles.load(profile)
+    if known.storage.encoding == V41_ROWS:
+        made = make.make(folder, known, seed, tokens is Tokens.real, full_size, force)
+    else:
+        made = siblings.make(folder, known, seed, tokens is Tokens.real, full_size, force)
     if json:
         body = {
             "path": str(folder),
@@ -206,9 +213,9 @@ def show(
     Dialect, constants, tables, sizes, and which loaders take it; reads headers only.
     """
     from engramctl import report, show_lines
-    from engramctl import show as look
+    from engramctl.siblings import show as siblings
 
-    found = look.describe(path, profile)
+    found = siblings.describe_any(path, profile)
     if json:
         report.as_json("show", True, found)
     else:

@@ -6,7 +6,9 @@ A bug is none of these: it keeps its traceback and exits 2.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import os
 import signal
@@ -40,7 +42,10 @@ class Terminated(BaseException):
 def run(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line to its exit code; nothing but a bug writes more than two lines on stderr."""
     _on_terminate()
+    closed = _open_streams()
     try:
+        if closed:
+            return _refuse(arguments, "standard output", "an open stream", "a closed one")
         code = call(app, arguments)
         sys.stdout.flush()
         return code
@@ -60,6 +65,8 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     except OSError as error:
         where = os.fsdecode(error.filename) if error.filename is not None else "input or output"
         return _refuse(arguments, where, "a working file", (error.strerror or str(error)).lower())
+    except MemoryError:
+        return _refuse(arguments, "memory", "enough for what was asked", "too little")
     except Exception:
         traceback.print_exc()
         return UNKNOWN
@@ -81,6 +88,18 @@ def call(app: typer.Typer, arguments: list[str]) -> int:
     return OK
 
 
+def _open_streams() -> bool:
+    """A stream that was closed before the start is one that fails when it is used, and no file takes its number.
+    Returns whether standard output was closed."""
+    closed = sys.stdout is None
+    for name, mode, flags in (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # whatever a file's name holds
+    return closed
+
+
 def _on_terminate() -> None:
     def terminate(number: int, frame: FrameType | None) -> None:
         raise Terminated
@@ -91,15 +110,15 @@ def _on_terminate() -> None:
 def _refuse(arguments: list[str], where: str, expected: str, found: str, hint: str | None = None) -> int:
     """Say on stderr, and with --json on stdout too, why the request could not be met."""
     where, expected, found = (_one_line(text) for text in (where, expected, found))
+    say(f"error: {where}: expected {expected}, found {found}")
+    if hint:
+        say(f"hint: {_one_line(hint)}")
     try:
         if _wants_json(arguments):
             error = {"where": where, "expected": expected, "found": found}
             report: dict[str, Any] = {"schema": f"engramctl/{_command(arguments, '-')}/1", "ok": False, "error": error}
             sys.stdout.write(json.dumps(report, indent=1) + "\n")
             sys.stdout.flush()
-        say(f"error: {where}: expected {expected}, found {found}")
-        if hint:
-            say(f"hint: {_one_line(hint)}")
     except BrokenPipeError:
         _forget_stdout()
         return CLOSED_PIPE
@@ -115,8 +134,9 @@ def _stopped(word: str, code: int, stop: BaseException) -> int:
 
 def say(text: str) -> None:
     """One line of talk on stderr."""
-    sys.stderr.write(f"engramctl: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody to talk to: the exit code still says it
+        sys.stderr.write(f"engramctl: {text}\n")
+        sys.stderr.flush()
 
 
 def _forget_stdout() -> None:

@@ -20,6 +20,7 @@ from formats.errors import FormatError
 
 MOST_BYTES = 4 << 30  # of token ids: larger inputs are refused unread
 INT64_MAX = 2**63 - 1
+BYTE_OFFSET = 4  # of a byte among the token ids of a byte model (facebook/blt bytelatent/tokenizers/constants.py)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def read_sequence(
     ids_format: IdsFormat = IdsFormat.auto,
     tokenizer: Path | None = None,
     checkpoint: Path | None = None,
+    id_space: str = "map",
 ) -> Sequence:
     """The sequence that the options describe; none, several, or a bad one raises `EngramctlError`."""
     given = [name for name, value in (("--ids", ids), ("--ids-file", ids_file), ("--text", text)) if value is not None]
@@ -60,16 +62,26 @@ def read_sequence(
         tokens = integers(ids, "--ids")
     elif ids_file is not None:
         tokens = read_ids(ids_file, ids_format)
+    elif id_space == "byte":
+        tokens = np.frombuffer((text or "").encode("utf-8", "surrogateescape"), np.uint8).astype(np.int64) + BYTE_OFFSET
     else:
         from engramctl import vocabulary
 
-        path = vocabulary.find_tokenizer(tokenizer, checkpoint)
+        path = vocabulary.find_tokenizer(tokenizer, checkpoint, id_space == "map")
         loaded = vocabulary.load_tokenizer(path)
         made_by = str(path), loaded.get_vocab_size(with_added_tokens=True)
         tokens = vocabulary.encode(loaded, text or "")
         if not tokens.size:
             raise EngramctlError("--text", "text that gives token ids", "none")
     return Sequence(tokens, read_mask(mask, mask_file, tokens.size), read_history(history), made_by)
+
+
+def id_space(source: Path, profile: str | None) -> str:
+    """What the token ids of a source are: it decides how a text becomes ids."""
+    from engramctl import profiles
+    from engramctl.checkpoint import read_config
+
+    return profiles.fitting(profile, read_config(source)[1] if source.is_dir() else None).rule.id_space
 
 
 def read_ids(path: Path, form: IdsFormat = IdsFormat.auto) -> NDArray[np.int64]:

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from engramctl.tensor_pieces import KvType
     from formats.dialect import Dialect
 
-Dialects = Annotated[str, typer.Option("--dialect", metavar="NAME", help="ds4, split-i8 or row264-bare (-o DIR).")]
+Dialects = Annotated[
+    str | None,
+    typer.Option(
+        "--dialect",
+        metavar="NAME",
+        help="ds4, split-i8 or row264-bare (-o DIR); qwen4exp or ple-sidecar for PLE, hf goes back from those.",
+    ),
+]
 AppendTo = Annotated[
     Path | None, typer.Option("--append-to", metavar="MODEL", help="Put them behind this model's tensors.")
 ]

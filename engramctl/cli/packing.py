@@ -39,7 +39,7 @@ def packing(
     """Compare a container with its checkpoint, or two containers: every byte of every row, weights and constants."""
     from contextlib import ExitStack
 
-    from engramctl import maps, profiles, report, rowsets
+    from engramctl import maps, profiles, report, rowsets, siblings
     from engramctl.cli import edge
     from engramctl.cli.inputs import label
     from engramctl.errors import EngramctlError
@@ -53,6 +53,14 @@ def packing(
     for name, value in (("--digest", digest), ("--resume", resume)):
         if value is not None and (rows is not None or sample is not None):
             raise EngramctlError(name, "all rows to be compared", "--rows" if rows is not None else "--sample")
+    if siblings.profile_of(source, profile) is not None:
+        from engramctl.siblings import checking
+
+        checking.expect_whole({"--digest": digest, "--resume": resume, "--layer": layer})
+        ranges = None if rows is None else rowsets.parse(rows, "--rows")
+        found = checking.packing(source, made, profile, ranges, None if sample is None else (sample, seed))
+        report.check("check-packing", f"check packing {label(made)}", found, json)
+        raise typer.Exit(edge.OK if found.ok else edge.DIFFERS)
     known = profiles.load(profile or DEFAULT)
     some = None if rows is None else rowsets.parse(rows, "--rows")
     kind = None if digest is None else digest.value

@@ -34,9 +34,11 @@ def hash_(
     from engramctl import constants, profiles, report
     from engramctl.cli.output import emit, refuse_both
     from engramctl.mistakes import hash_probe_file, map_sources
+    from engramctl.siblings import checking
 
     refuse_both(json, output)
     found = constants.read(params, profile, token_map).params
+    checking.expect_v41(found.rule, "probe hash")
     home = home_tokenizer(tokenizer, params if params is not None and params.is_dir() else None)
     made = hash_probe_file.encode(
         found, map_sources.for_params(found, profiles.load(profile or DEFAULT), home), answers
@@ -75,9 +77,11 @@ def gate_(
     from engramctl import profiles, report
     from engramctl.cli.output import emit, refuse_both
     from engramctl.mistakes import gate_probe_file
+    from engramctl.siblings import checking
 
     refuse_both(json, output)
     known = profiles.load(profile)
+    checking.expect_v41(known.rule, "probe gate")
     made = gate_probe_file.make(known, hidden or known.sizes.hidden, answers)
     emit(output, gate_probe_file.encode(made.arrays, output.suffix), force)
     told, alike = [pair for pair in made.pairs if pair.reason is None], [pair for pair in made.pairs if pair.reason]

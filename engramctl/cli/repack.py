@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,6 +25,13 @@ class KvForm(StrEnum):
     f32 = "f32"
 
 
+class RowForm(StrEnum):
+    bf16 = "bf16"
+    f16 = "f16"
+    f32 = "f32"
+    q8_0 = "q8_0"
+
+
 class Digest(StrEnum):
     tree = "tree"
     sha256 = "sha256"
@@ -36,12 +43,15 @@ def repack(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The container to write.")
     ] = None,
     layers: Annotated[str | None, typer.Option("--layers", metavar="1,14", help="Only these layers.")] = None,
-    dialect: pack_other.Dialects = "ds4",
+    dialect: pack_other.Dialects = None,
     append_to: pack_other.AppendTo = None,
     in_place: pack_other.InPlace = False,
     kv_type: Annotated[
-        KvForm, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
-    ] = KvForm.f16,
+        KvForm | None, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
+    ] = None,
+    row_type: Annotated[
+        RowForm | None, typer.Option("--row-type", help="Of PLE's rows: bf16, or what the dialect has besides.")
+    ] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", metavar="NAME", help="The model; needed where there is no config.")
     ] = None,
@@ -74,24 +84,46 @@ def repack(
 
     Its tables become row264 tail tensors of a GGUF in the ds4 dialect, without a bit changed.
     """
-    from engramctl import maps, repack_jobs, repack_plan, report, slices
+    from engramctl import maps, repack_jobs, repack_plan, report, siblings, slices
     from engramctl import merge as together
     from engramctl import repack as convert
     from engramctl.checkpoint import open_checkpoint
     from engramctl.cli import edge
     from engramctl.cli.inputs import integers
     from engramctl.errors import EngramctlError
+    from formats.dialects import DS4
 
-    asked = pack_other.Asked(dialect, append_to, in_place, output, kv_type.value, dry_run, resume, force, json, quiet)
-    pack_other.refuse(asked, [layer, rows, part, digest, merge or None])
     if output == STDIN or (output is None and not dry_run and not in_place):
         raise EngramctlError("--output", "a file: containers are not streams", "none" if output is None else "-")
+    if siblings.profile_of(checkpoint, profile) is not None:
+        from engramctl.siblings import commands
+
+        kinds = (None if row_type is None else row_type.value, None if kv_type is None else kv_type.value)
+        wish = commands.Asked(checkpoint, output, profile, dialect, *kinds, dry_run, force, json, quiet)
+        v41_only: dict[str, object] = {
+            "--layers": layers,
+            "--token-map": token_map,
+            "--source-url": source_url,
+            "--resume": resume,
+            "--append-to": append_to,
+            "--in-place": in_place,
+        }
+        v41_only |= {"--source-revision": source_revision, "--digest": digest, "--layer": layer, "--rows": rows}
+        if said := commands.convert(wish, v41_only | {"--part": part, "--merge": merge, "--break-lock": break_lock}):
+            edge.say(said)
+        return
+    if row_type is not None:
+        raise EngramctlError("--row-type", "none: this model's rows are row264", f"{row_type}")
+    form: Literal["f16", "bf16", "f32"] = "f16" if kv_type is None else kv_type.value
+    chosen = dialect or DS4.name
+    asked = pack_other.Asked(chosen, append_to, in_place, output, form, dry_run, resume, force, json, quiet)
+    pack_other.refuse(asked, [layer, rows, part, digest, merge or None])
     wanted = None if layers is None else tuple(int(x) for x in integers(layers, "--layers"))
     with open_checkpoint(checkpoint, profile, maps.given(token_map), wanted) as source:
         if asked.mine:
             pack_other.run(source, asked)
             return
-        made = repack_plan.plan(source, kv_type.value, source_url, source_revision)
+        made = repack_plan.plan(source, asked.kv_type, source_url, source_revision)
         some = _slice(source.sizes, layer, rows, part, merge)
         notes = repack_plan.notes(source)
         if not quiet:

@@ -108,7 +108,7 @@ def run(
     from engramctl.cli import edge, inputs, placing
     from engramctl.cli.output import emit, npy, refuse_both, refuse_existing
     from engramctl.errors import EngramctlError
-    from engramctl.source import open_source, the_layer
+    from engramctl.source import V41_ROWS, open_source, the_layer
 
     refuse_both(json, output)
     refuse_existing(output, force, binary=True)
@@ -122,13 +122,21 @@ def run(
     if activation is ActivationName.official and engine is EngineName.fast:
         raise EngramctlError("--activation official", "--engine reference", "--engine fast")
     chosen = engine or (EngineName.reference if activation is ActivationName.official else EngineName.fast)
-    given = inputs.read_sequence(
-        ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, source if source.is_dir() else None
-    )
+    home, space = source if source.is_dir() else None, inputs.id_space(source, profile)
+    given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     with open_source(source, profile, maps.given(token_map)) as opened:
         at = the_layer(opened, layer)
         if text is not None:
             given.fits(opened.params().token_map.size)
+        if opened.profile.storage.encoding != V41_ROWS:
+            from engramctl.siblings import run as siblings
+
+            others: dict[str, object] = {"--io": io, "--shard": shard, "--prewarm": prewarm, "--times": times}
+            others |= {"--json": json, "--activation": activation is not ActivationName.plain}
+            siblings.expect_unplaced(others)
+            asked = siblings.Asked(at, hidden, "out" if stop_at is None else stop_at.value, chosen.value, threads)
+            emit(output, siblings.results(opened, asked, given.ids, given.mask, given.history), force)
+            return
         states = None
         if stop_at in (None, StopAt.gate):
             if hidden is None:

@@ -92,6 +92,8 @@ def hash_(
         pool.use(threads)
     found = constants.read(params, profile, token_map).params
     if check is not None:
+        if files or any(x is not None for x in (ids, ids_file, text, mask, mask_file, history)):
+            raise EngramctlError("--check", "no other input: the file it names lists the inputs", "another one")
         raise typer.Exit(sums.check(check, lambda file: sums.digest(file, ids_format, found), json, quiet))
     if json:
         raise EngramctlError("--json", "--check beside it", "rows, which are data: --to jsonl")
@@ -105,8 +107,9 @@ def hash_(
     if files and ids_file is not None:
         raise EngramctlError("token ids", "exactly one input", "a file and --ids-file")
     ids_file = files[0] if files else ids_file
-    checkpoint = params if params is not None and params.is_dir() else None
-    given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, checkpoint)
+    home = params if params is not None and params.is_dir() else None
+    space = found.rule.id_space
+    given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     given.fits(found.token_map.size)
     rows = rows_out.chunks(given.ids, found, given.mask, given.history)
     if to is RowsForm.sha256:
@@ -138,7 +141,7 @@ def lookup(
     quiet: Quiet = False,
 ) -> None:
     """Read rows by number, as an npy array."""
-    from engramctl import pipeline
+    from engramctl import pipeline, siblings
     from engramctl import threads as pool
     from engramctl.cli import inputs, placing
     from engramctl.cli.output import emit, npy, refuse_existing
@@ -147,6 +150,16 @@ def lookup(
     refuse_existing(output, force, binary=True)
     if threads is not None:
         pool.use(threads)
+    if siblings.profile_of(source, profile) is not None:
+        from engramctl.siblings import run as sibling
+        from engramctl.source import open_source, the_layer
+
+        with open_source(source, profile) as other:
+            at = the_layer(other, layer)
+            wanted = inputs.read_rows(rows, rows_file, other.table(at).rows)
+            sibling.expect_unplaced({"--io": io, "--shard": shard, "--prewarm": prewarm})
+            emit(output, npy(sibling.looked_up(other, at, wanted, to.value)), force)
+            return
     with open_tables(source, profile) as opened:
         at = opened.the_layer(layer)
         wanted = inputs.read_rows(rows, rows_file, opened.table(at).rows)

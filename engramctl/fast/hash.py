@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from engramctl.fast.cache import in_parts, kernel, reads, writes
 from engramctl.hash_params import HashParams, Mask, Tokens
+from engramctl.rules import V41_RULE
 
 LEAST_TOKENS = 1024  # a thread for fewer costs more than it saves
 
@@ -23,6 +24,10 @@ def hash_rows(
     tokens: Tokens, params: HashParams, mask: Mask | None = None, history: Sequence[int] = ()
 ) -> NDArray[np.int64]:
     """As `reference.hash_rows`: [T] token ids -> [T, L, C] rows."""
+    if params.rule != V41_RULE:
+        from engramctl.fast import mixes
+
+        return mixes.hash_rows(tokens, params, mask, history)
     past = params.past(history)
     ids = np.concatenate([past, params.compress(tokens, mask)])
     rows = np.empty((len(tokens), len(params.layers), params.columns), np.int64)

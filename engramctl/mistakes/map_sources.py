@@ -21,7 +21,7 @@ def for_params(params: HashParams, profile: Profile, tokenizer: Path | None = No
 
 def for_map(ids: NDArray[np.uint32], profile: Profile, tokenizer: Path | None = None) -> Maps:
     """The mistaken maps beside a right one: shipped for the published map, else by the tokenizer, else none."""
-    if digest(ids, "<u4") == profile.digests["token_map_u32"]:
+    if digest(ids, "<u4") == profile.digests.get("token_map_u32"):
         return map_deltas.shipped(profile.name).get
     return no_maps if tokenizer is None else Built(tokenizer).get
 

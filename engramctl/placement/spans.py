@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from formats import page_cache
 from formats.disk import ReadFile
 
-WINDOW = 128  # spans asked for ahead: one thread keeps a disk's whole queue busy
+WINDOW = 256  # spans asked for ahead: one thread keeps a disk's whole queue busy, and seldom has to wake up
 LONGEST = 256  # rows in one span
 NATIVE = 4096  # spans from which on it pays to load compiled code
 

@@ -13,11 +13,13 @@ from engramctl import config as configs
 from engramctl import kinds, shapes
 from engramctl.checkpoint import read_config
 from engramctl.profiles import Profile, Sizes
+from engramctl.source import FoundMap, fitting_map
 from engramctl.table import Part, Table
 from engramctl.verify import constants, numbers, published, token_map
 from engramctl.verify.numbers import Progress
 from engramctl.verify.params import tokenizer_map
 from engramctl.verify.result import Coverage, Result
+from engramctl.verify.sides import Weight, quantised
 from formats import disk, safetensors_raw
 from formats.disk import ReadFile
 from formats.errors import FormatError, shown
@@ -60,8 +62,12 @@ def check(
     all_rows: bool = False,
     release: bool = False,
     progress: Progress = lambda n: None,
+    given: FoundMap | None = None,
 ) -> Result:
-    """Everything that can be said of a checkpoint without another; rows by sample, or all of them."""
+    """Everything that can be said of a checkpoint without another; rows by sample, or all of them.
+
+    `given` is the token map that will be used where the checkpoint has no tokenizer.
+    """
     kinds.refuse_other(path, "a checkpoint folder or a safetensors file")
     result = Result(Coverage("rows", 0, 0, not all_rows))
     _, config = read_config(path)
@@ -76,10 +82,14 @@ def check(
             numbers.rows(table, layer, profile, sizes, None if all_rows else (sample, seed), result, progress)
         for (layer, role), tensor in tensors.items():
             numbers.tensor(state.file(tensor.path), tensor, layer, role, result)
+            scales = tensors.get((layer, "projection_scale"))
+            if role == "projection" and scales is not None:
+                band = quantised(lambda each: state.file(each.path), tensor, scales)
+                numbers.projection(Weight(tensor.name, (tensor.shape[0], tensor.shape[1]), band), layer, result)
         if sizes is None:
             result.notes.append("without sizes, shapes and rows were not checked")
         else:
-            _constants(state, sizes)
+            _constants(state, sizes, given)
         if release or _is_release(state):
             count = published.real_rows(tables, profile, CHECK, result)
             result.notes.append(f"{count} published rows were compared")
@@ -208,18 +218,20 @@ def _tables(state: _State, tensors: Tensors) -> dict[int, Table]:
     return tables
 
 
-def _constants(state: _State, sizes: Sizes) -> None:
+def _constants(state: _State, sizes: Sizes, given: FoundMap | None) -> None:
     """Row counts against the primes, the tokenizer's map against the config, and against the published digest."""
     own = tokenizer_map(state.path / "tokenizer.json") if state.path.is_dir() else None
-    ids = state.profile.token_map() if own is None else own.ids
+    ids = (own or given or FoundMap(state.profile.token_map(), state.profile.name)).ids
     made = constants.derived(sizes, sizes.layers, ids, state.profile)
     for layer, stated, summed in zip(sizes.layers, sizes.rows, made.rows, strict=True):
         if stated != summed:
             state.result.add(CHECK, f"config rows of layer {layer}", f"{summed}, the sum of its primes", f"{stated}")
     if own is None:
-        if not _same_map(state, sizes):
+        if given is not None:
+            fitting_map(given, sizes, given.origin)
+        elif not _same_map(state, sizes):
             what = f"tokenizer.json, as profile {state.profile.name}'s token map has other sizes"
-            state.result.add(CHECK, str(state.path), what, "none: repack would need --token-map")
+            state.result.add(CHECK, str(state.path), what, "none (or --token-map FILE)")
         return
     mapped = token_map.check(own, None, state.profile, (sizes.vocabulary, sizes.compressed), _same_map(state, sizes))
     for finding in mapped.findings:

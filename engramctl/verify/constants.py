@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import hash_params
+from engramctl import derivation, hash_params
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import subset_params
@@ -53,9 +53,10 @@ def of_sizes(sizes: Sizes) -> dict[str, list[int]]:
 def derived(whole: Sizes, layers: tuple[int, ...], token_map: NDArray[np.uint32], profile: Profile) -> HashParams:
     """What the released code derives for a model of `whole` sizes, as far as `layers` go; the pad through the map."""
     sizes = replace(whole, pad_token_id=min(whole.pad_token_id, token_map.size - 1))
-    made = hash_params.derive(sizes, token_map, profile.seed)
-    moduli = made.moduli.astype(object)
-    return subset_params(replace(made, rows=tuple(int(each.sum()) for each in moduli)), layers)
+    made = derivation.derive(profile, sizes, token_map)
+    padding = int(profile.derivation.get("padding", 1))
+    rows = tuple(-(-int(each.sum()) // padding) * padding for each in made.moduli.astype(object))
+    return subset_params(replace(made, rows=rows), layers)
 
 
 def published(whole: Sizes, layers: tuple[int, ...], profile: Profile) -> HashParams | None:

@@ -15,6 +15,7 @@ from formats.recognise import describe
 
 INT64_MAX = 2**63 - 1
 F32_LIMIT = 2.0**127
+NAMED = 100  # entries of one key that are named; the others are counted
 
 
 def version(facts: Facts) -> Iterator[Broken]:
@@ -99,12 +100,18 @@ def counts(facts: Facts) -> Iterator[Broken]:
         yield f"key {facts.dialect.keys['compressed'].name}", f"{sizes.compressed}", f"{found[0]}"
 
 
+def _more(name: str, count: int) -> Iterator[Broken]:
+    if count > NAMED:
+        yield f"key {name}", "the same of every entry", f"{count - NAMED} more that are not"
+
+
 def map_range(facts: Facts) -> Iterator[Broken]:
     compressed = facts.stored.constants.get("compressed", [facts.sizes.compressed])[0]
     name, listed = facts.dialect.keys["token_map"].name, facts.stored.constants.get("token_map", [])
-    for token, entry in enumerate(listed):
-        if not 0 <= entry < compressed:
-            yield f"key {name}, token id {token}", f"a compressed id below {compressed}", f"{entry}"
+    wrong = [(token, entry) for token, entry in enumerate(listed) if not 0 <= entry < compressed]
+    for token, entry in wrong[:NAMED]:
+        yield f"key {name}, token id {token}", f"a compressed id below {compressed}", f"{entry}"
+    yield from _more(name, len(wrong))
     for pad in facts.stored.constants.get("pad_id", []):
         if not 0 <= pad < compressed:
             yield f"key {facts.dialect.keys['pad_id'].name}", f"a compressed id below {compressed}", f"{pad}"
@@ -113,16 +120,19 @@ def map_range(facts: Facts) -> Iterator[Broken]:
 def multipliers(facts: Facts) -> Iterator[Broken]:
     compressed = max(1, facts.stored.constants.get("compressed", [facts.sizes.compressed])[0])
     name = facts.dialect.keys["multipliers"].name
-    for i, multiplier in enumerate(facts.stored.constants.get("multipliers", [])):
-        if multiplier % 2 == 0 or not 0 < multiplier <= INT64_MAX // compressed:
-            yield f"key {name}, entry {i}", f"an odd number up to {INT64_MAX // compressed}", f"{multiplier}"
+    listed, most = facts.stored.constants.get("multipliers", []), INT64_MAX // compressed
+    wrong = [(i, number) for i, number in enumerate(listed) if number % 2 == 0 or not 0 < number <= most]
+    for i, number in wrong[:NAMED]:
+        yield f"key {name}, entry {i}", f"an odd number up to {most}", f"{number}"
+    yield from _more(name, len(wrong))
 
 
 def moduli(facts: Facts) -> Iterator[Broken]:
     name, listed = facts.dialect.keys["moduli"].name, facts.stored.constants.get("moduli", [])
-    for i, modulus in enumerate(listed):
-        if modulus < 2:
-            yield f"key {name}, entry {i}", "at least 2", f"{modulus}"
+    wrong = [(i, modulus) for i, modulus in enumerate(listed) if modulus < 2]
+    for i, modulus in wrong[:NAMED]:
+        yield f"key {name}, entry {i}", "at least 2", f"{modulus}"
+    yield from _more(name, len(wrong))
     columns = facts.sizes.columns
     for number, rows in enumerate(facts.stored.constants.get("rows", [])):
         each = listed[number * columns : (number + 1) * columns]

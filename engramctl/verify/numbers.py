@@ -12,8 +12,10 @@ from engramctl.profiles import Profile, Sizes
 from engramctl.table import Table
 from engramctl.verify.packing import CHUNK_ROWS, Rows, seeded_rows
 from engramctl.verify.result import MOST_FINDINGS, Result
+from engramctl.verify.sides import Weight, bands
 from formats import row264
 from formats.disk import ReadFile
+from formats.floats import exact_in_bf16
 from formats.safetensors_raw import Tensor
 
 CHECK = "source"
@@ -34,7 +36,9 @@ def rows(
 ) -> None:
     """Invalid rows are findings, scale bytes a note. `sample` is a number of rows and a seed; None: every row."""
     if sum(part.stride for part in table.parts) != row264.ROW_BYTES:
-        result.notes.append(f"layer {layer}: rows of another width than {row264.WIDTH} are not looked into")
+        width = sum(part.stride for part in table.parts) * row264.WIDTH // row264.ROW_BYTES
+        result.add(CHECK, f"layer {layer}", f"rows of {row264.WIDTH} values, which can be used", f"of {width}")
+        result.coverage.of += table.rows
         return
     counts, read = np.zeros(256, np.int64), 0
     picked = None if sample is None else seeded_rows(profile, sizes, layer, table.rows, *sample)
@@ -87,6 +91,26 @@ def _statistics(layer: int, counts: NDArray[np.int64], result: Result) -> None:
     more = f" and {len(used) - len(often)} others" if len(used) > len(often) else ""
     result.notes.append(f"layer {layer} scale bytes: {listed}{more}; the published rows use 119 and 120")
     result.extra.setdefault("scale_bytes", {})[str(layer)] = {str(byte): int(counts[byte]) for byte in used}
+
+
+def projection(codes: Weight, layer: int, result: Result) -> None:
+    """Every product of code and scale is a number that BF16 holds, as whoever uses the projection needs it."""
+    wrong, first = 0, ("", "")
+    for start, count in bands(codes.shape[0]):
+        values = codes.band(start, count)
+        if values is None:
+            continue
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        bad = ~np.isnan(values) & ~((single == values) & exact_in_bf16(single))
+        if bad.any():
+            row, column = (int(i) for i in np.argwhere(bad)[0])
+            if not wrong:
+                first = f"row {start + row} column {column}", f"{values[row, column]:.9g}"
+            wrong += int(np.count_nonzero(bad))
+    if wrong:
+        where = f"layer {layer} tensor {codes.name} {first[0]}"
+        result.add(CHECK, where, "a product with its scale that BF16 holds", f"{first[1]}, {wrong} in all")
 
 
 def _no_code(raw: NDArray[np.uint8]) -> NDArray[np.bool_]:

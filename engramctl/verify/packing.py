@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import rowsets, telling
+from engramctl import rowsets, telling, threads
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import MOST_COLUMNS
-from engramctl.ordered import processors
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
 from engramctl.table import Table
@@ -131,7 +130,7 @@ def _some(
             loose.compare(expected, found, wanted, _rows, CHECK, progress, result)
             return
         for rows in wanted:
-            for done in compare(expected, found, rows, False, asked.threads or processors()):
+            for done in compare(expected, found, rows, False, asked.threads or threads.count()):
                 _take(layer, done, progress, result)
         return
     picked = seeded_rows(profile, want.sizes, layer, count, asked.sample or 0, asked.seed)
@@ -160,7 +159,7 @@ def _all(
     progress(first * row264.ROW_BYTES)
     leaves, unsaved = state.leaves.setdefault(layer, {}), 0
     try:
-        for done in compare(expected, found, (first, count), asked.digest == "tree", asked.threads or processors()):
+        for done in compare(expected, found, (first, count), asked.digest == "tree", asked.threads or threads.count()):
             _take(layer, done, progress, result)
             leaves.update(zip(tree_digest.blocks(done.span.first, done.span.last), done.leaves, strict=False))
             state.row = done.span.last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from engramctl import container_sizes, hash_params, params_file, sidecars
 from engramctl.checkpoint import read_config as checkpoint_config
 from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile, Sizes
+from engramctl.rules import V41_RULE
 from engramctl.source import FoundMap, is_container
 from engramctl.verify import constants, name_params
 from engramctl.verify.constants import Expectation, Stored
@@ -67,7 +69,7 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     _map_facts(stored, inside + ([] if sure is None else [sure]), result)
     result.extra["constants"] = constants.statuses(stored, derived)
     right = public if public is not None or ids is None else made
-    if not result.ok and right is not None:
+    if not result.ok and right is not None and profile.rule == V41_RULE:
         tokenizer = next(
             (each / "tokenizer.json" for each in (path, model) if each is not None and each.is_dir()), None
         )
@@ -148,7 +150,7 @@ def sizes_of(path: Path, profile: Profile) -> tuple[Sizes | None, FoundMap | Non
 
 def tokenizer_map(path: Path) -> FoundMap | None:
     """The map that a tokenizer.json gives, derived a second way, if the file is there."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     from engramctl.verify import second_map
 

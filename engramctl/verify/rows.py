@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,8 @@ from engramctl.hash_params import HashParams
 from engramctl.mistakes.hash_probe_file import Probe
 from engramctl.mistakes.hashing import HashPlan, Maps, no_maps
 from engramctl.mistakes.history import SeenRows
-from engramctl.row_dumps import Rows
+from engramctl.row_dumps import Judge, Rows
+from engramctl.rules import V41_RULE
 from engramctl.verify import name_rows, row_structure
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 
@@ -22,6 +24,7 @@ CHECK = "hash"
 REFERENCE_TOKENS = 20_000  # up to here the reference does it all, in a few seconds
 SAMPLE = 1000  # positions of a longer sequence at which the fast tier is held against the reference
 CHUNK = 1 << 16
+JUDGED = 48  # positions on which the readings of a dump's axes are told apart
 
 Tokens = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -51,7 +54,9 @@ def check(
     if not wanted.any():
         raise EngramctlError("--skip-dead", "a position that is not dead", f"{tokens.size} dead ones")
     result = _compared(found, tokens, params, mask, history, wanted)
-    if result.total > len(found.absent):  # rows that differ, not only a layer that was not dumped
+    result.notes += found.notes
+    differs = result.total > len(found.absent)  # rows that differ, not only a layer that was not dumped
+    if differs and params.rule == V41_RULE:
         search = name_rows.search_of(found, tokens, params, mask, history, wanted, maps)
         explain(search, found.layers, result)
     return result
@@ -98,6 +103,27 @@ def _compared(
     return result
 
 
+def judge(
+    tokens: Tokens, params: HashParams, mask: Mask | None, history: Sequence[int], buckets: bool = False
+) -> Judge:
+    """What share of a dump's row numbers is right, at some positions: for dumps whose axes are not plain."""
+    at = np.unique(np.linspace(0, tokens.size - 1, min(tokens.size, JUDGED)).astype(np.int64))
+    right = np.array([at_position(tokens, params, mask, history, int(position)) for position in at])
+    right = right - params.offsets.astype(np.int64) if buckets else right
+
+    def share(found: Rows) -> float:
+        places = [params.layers.index(layer) for layer in found.layers]
+        return float((found.rows[at] == right[:, places]).mean())
+
+    return share
+
+
+def with_offsets(found: Rows, params: HashParams) -> Rows:
+    """Buckets -> rows."""
+    places = [params.layers.index(layer) for layer in found.layers]
+    return replace(found, rows=found.rows + params.offsets[places].astype(np.int64))
+
+
 def check_probe(found: Rows, probe: Probe, params: HashParams, skip_dead: bool = False, maps: Maps = no_maps) -> Result:
     """The rows of all sequences of a probe, one after another; what differs is named from all of them at once."""
     plan, places = HashPlan.of(params, maps), tuple(params.layers.index(layer) for layer in found.layers)
@@ -110,6 +136,7 @@ def check_probe(found: Rows, probe: Probe, params: HashParams, skip_dead: bool =
         result.join(one)
         parts.append(name_rows.Part(plan, case, SeenRows(some.rows, places, text), each.name))
         start = stop
+    result.notes += found.notes
     if not result.ok:
         explain(name_rows.Search(plan, parts), found.layers, result)
     return result

@@ -31,6 +31,7 @@ from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.gguf_file import TensorInfo, read_header
 from formats.recognise import type_of as kind_of
+from formats.safetensors_raw import Tensor
 
 WEIGHTS = ("q_weight", "k_weight", "projection")
 BAND = 8 * PROJECTION_BLOCK  # rows of a weight that are in memory at once
@@ -85,7 +86,7 @@ def of_checkpoint(source: CheckpointSource) -> Side:
         for role in WEIGHTS:
             tensor = source.tensors[layer, role]
             band = (
-                _quantised(source, layer)
+                quantised(source.file, source.tensors[layer, role], source.tensors[layer, "projection_scale"])
                 if role == "projection"
                 else _plain(source.file(tensor), tensor.start, tensor.shape, "BF16")
             )
@@ -190,10 +191,9 @@ def _e4m3(code: int) -> float:
     return -size if code & 128 else size
 
 
-def _quantised(source: CheckpointSource, layer: int) -> Band:
+def quantised(opened: Callable[[Tensor], ReadFile], codes: Tensor, scales: Tensor) -> Band:
     """The projection: E4M3 codes, each PROJECTION_BLOCK x PROJECTION_BLOCK under one power of two."""
-    codes, scales = source.tensors[layer, "projection"], source.tensors[layer, "projection_scale"]
-    file, columns, blocks = source.file(codes), codes.shape[1], scales.shape[1]
+    file, columns, blocks = opened(codes), codes.shape[1], scales.shape[1]
     values = np.array([_e4m3(code) for code in range(256)])
     powers = np.array([math.ldexp(1.0, byte - 127) for byte in range(255)] + [math.nan])
 
@@ -206,7 +206,7 @@ def _quantised(source: CheckpointSource, layer: int) -> Band:
         raw = np.frombuffer(file.read(at, size, codes.name), np.uint8).reshape(rows, columns)
         under = -(-rows // PROJECTION_BLOCK)
         start = scales.start + first // PROJECTION_BLOCK * blocks
-        scale = np.frombuffer(source.file(scales).read(start, under * blocks, scales.name), np.uint8)
+        scale = np.frombuffer(opened(scales).read(start, under * blocks, scales.name), np.uint8)
         spread = np.repeat(powers[scale.reshape(under, blocks)], PROJECTION_BLOCK, axis=1)[:, :columns]
         exact: NDArray[np.float64] = values[raw] * np.repeat(spread, PROJECTION_BLOCK, axis=0)[:rows]
         return exact

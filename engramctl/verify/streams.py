@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl.extents import Range, data_rows, joined
+from engramctl.letting_go import LettingGo
 from engramctl.ordered import in_order
 from engramctl.row_blocks import Span, spans
 from engramctl.table import Table
@@ -63,8 +64,11 @@ def compare(want: Table, have: Table, rows: Range, leaves: bool, threads: int) -
     def work(span: Span) -> Compared:
         return _compare(want, have, span, leaves, buffers)
 
+    behind = [LettingGo(table, rows) for table in (want, have)]
     with closing(in_order(spans(data, first, last), work, threads)) as done:
-        for _, compared in done:
+        for span, compared in done:
+            for side in behind:
+                side.upto(span.last)
             yield compared
 
 
@@ -99,7 +103,6 @@ def _read(table: Table, first: int, last: int, data: list[Range], buffers: _Buff
             at = part.start + start * part.stride
             some = piece[start - first : end - first]
             part.file.read_into(some.data, at, f"rows {start} to {end} of layer {table.layer}")
-            part.file.done_with(at, at + some.nbytes)
         pieces.append(piece)
     return pieces
 

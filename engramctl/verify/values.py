@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import reference
+from engramctl import axes, reference
 from engramctl.arrays import Array
 from engramctl.errors import EngramctlError
 from engramctl.mistakes.hashing import HashCase, HashPlan, Maps, no_maps, tokens_of
-from engramctl.source import Source
+from engramctl.source import V41_ROWS, Source
+from engramctl.table import Table
 from engramctl.verify import bounds, explain_lookups
 from engramctl.verify.name_lookups import Lookups
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
-from formats import row264
 from formats.floats import from_bf16
 
 CHUNK_TOKENS = 256
+KINDS = ("uint16", "float32", "uint8")  # dtypes of values: BF16 bits, exact, raw rows
+MOST_AXES = 8  # of a dump: more dimensions than that are refused
 VALUES, KV = "values", "kv"
 
 
@@ -54,27 +56,20 @@ def looked_up(
     return Looked(rows, HashCase(tokens, mask, past, past_tokens=tokens_of(plan, past)), plan, place)
 
 
-def check_values(dump: Array, source: Source, layer: int, looked: Looked) -> Result:
-    """Bit for bit: BF16 bits as uint16, exact values as float32, or raw rows as uint8."""
-    width, lookups = source.sizes.width, looked.rows.shape
-    shapes = [(*lookups, width), (*lookups, row264.ROW_BYTES)]
-    if looked.rows.ndim == 2:
-        shapes.append((lookups[0], lookups[1] * width))
-    found = dump.load(("uint16", "float32", "uint8"), *shapes)
-    raw = found.dtype == np.uint8
-    each = row264.ROW_BYTES if raw else width
-    if found.size != looked.rows.size * each:
-        raise EngramctlError(dump.where, f"{each} numbers a row as {found.dtype}", f"{list(found.shape)}")
-    found = found.reshape(*lookups, each)
+def check_values(dump: Array, source: Source, layer: int, looked: Looked, said: str | None = None) -> Result:
+    """Bit for bit: BF16 bits as uint16, exact values as float32, or raw rows as uint8; `said` is the order of axes."""
+    table, lookups, raw = source.table(layer), looked.rows.shape, dump.dtype == np.uint8
+    each = table.row_bytes if raw else source.sizes.width
+    found = _values(dump, source, layer, looked, each, said).reshape(*lookups, each)
     result = Result(Coverage("rows", looked.rows.size, looked.rows.size))
     rounded, numbers, somewhere = 0, 0, np.zeros(lookups[0], np.bool_)
     for start in range(0, lookups[0], CHUNK_TOKENS):
         some = slice(start, start + CHUNK_TOKENS)
-        rows = source.table(layer).read_valid(looked.rows[some])
-        expected, have = _expected(rows, found[some])
+        rows = table.read_valid(looked.rows[some])
+        expected, have = _expected(table, rows, found[some])
         differs = _bits(expected) != _bits(have)
-        if found.dtype == np.float32 and differs.any():
-            as_bf16 = from_bf16(reference.lookup(rows))
+        if found.dtype == np.float32 and differs.any() and table.is_bf16:
+            as_bf16 = from_bf16(table.decode_bf16(rows))
             only_rounded = _bits(as_bf16) == _bits(have)
             rounded += int(np.count_nonzero(differs & only_rounded))
             differs &= ~only_rounded
@@ -88,17 +83,33 @@ def check_values(dump: Array, source: Source, layer: int, looked: Looked) -> Res
             result.add(VALUES, where, _shown(expected[(*at, element)]), _shown(have[(*at, element)]))
         result.total += int(np.count_nonzero(wrong)) - len(named)
     result.extra["differing_numbers"] = numbers
-    if not result.ok:
+    if not result.ok and source.profile.storage.encoding == V41_ROWS:
         explain_lookups.values(found, source, layer, looked, somewhere, result)
     if rounded:
         result.notes.append(f"{rounded} float32 values are the exact ones rounded to BF16, which is what a model uses")
     return result
 
 
-def _expected(rows: NDArray[np.uint8], have: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _values(dump: Array, source: Source, layer: int, looked: Looked, each: int, said: str | None) -> NDArray[Any]:
+    """The dump's numbers in the natural order; of several layers, those of `layer`."""
+    N, L = source.sizes.size - 1, source.sizes.layers
+    columns = {"N": N, "H": source.sizes.heads}
+    if looked.rows.ndim == 2 and N * source.sizes.heads != looked.rows.shape[1]:
+        columns = {"C": looked.rows.shape[1]}
+    tokens = {"T": len(looked.rows)} | (columns if looked.rows.ndim == 2 else {}) | {"W": each}
+    for sizes in (tokens, {"T": tokens["T"], "L": len(L)} | tokens):
+        order = axes.chosen(dump.shape, sizes, said) if len(dump.shape) <= MOST_AXES else None
+        if order is not None:
+            whole = axes.natural(dump.load(KINDS, dump.shape), order, sizes)
+            return whole if "L" not in sizes else whole[:, L.index(layer)]
+    dump.load(KINDS, (*looked.rows.shape, source.sizes.width), (*looked.rows.shape, source.table(layer).row_bytes))
+    raise EngramctlError(dump.where, f"{each} numbers a row as {dump.kind}", f"{list(dump.shape)}")
+
+
+def _expected(table: Table, rows: NDArray[np.uint8], have: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     if have.dtype == np.uint8:
         return rows, have
-    return (row264.decode(rows) if have.dtype == np.float32 else reference.lookup(rows)), have
+    return (table.decode(rows) if have.dtype == np.float32 else table.decode_bf16(rows)), have
 
 
 def _bits(array: NDArray[Any]) -> NDArray[Any]:
@@ -111,15 +122,18 @@ def _shown(number: Any) -> str:  # noqa: ANN401 - a NumPy scalar of any of the d
     return f"{float(number):.9g}" if number.dtype == np.float32 else f"{int(number):#04x}"
 
 
-def check_kv(dump: Array, source: Source, layer: int, looked: Looked) -> Result:
+def check_kv(dump: Array, source: Source, layer: int, looked: Looked, said: str | None = None) -> Result:
     """The projection of each token's C rows in float64, and the dump within what BF16 and F32 summation may cost."""
     sizes = source.sizes
     if looked.rows.size % sizes.columns:
         raise EngramctlError("rows", f"{sizes.columns} for each token", f"{looked.rows.size}")
     rows = looked.rows.reshape(-1, sizes.columns)
     T = len(rows)
-    found = dump.load(("uint16", "float32"), (T, sizes.streams + 1, sizes.hidden), (T, sizes.outputs))
-    found = found.reshape(T, sizes.outputs)
+    letters = {"T": T, "S": sizes.streams + 1, "D": sizes.hidden}
+    order = axes.chosen(dump.shape, letters, said) if len(dump.shape) <= MOST_AXES else None
+    shapes = [(T, sizes.streams + 1, sizes.hidden), (T, sizes.outputs)] if order is None else [dump.shape]
+    found = dump.load(("uint16", "float32"), *shapes)
+    found = axes.natural(found, order or "TSD", letters).reshape(T, sizes.outputs)
     weight = source.weights(layer).projection
     table, worst, somewhere = source.table(layer), 0.0, np.zeros(found.shape, np.bool_)
     result = Result(Coverage("outputs", found.size, found.size))
