@@ -104,8 +104,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        shown.add_column(heading, overflow="fold")
+    for number, heading in enumerate(headings):
+        shown.add_column(heading, overflow="fold", no_wrap=number == 0)  # the first names the row
     for row in rows:
         shown.add_row(*(_plain(cell) for cell in row))
     console = _console(soft_wrap=False)

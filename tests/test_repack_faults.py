@@ -60,7 +60,9 @@ class Job:
             path.unlink()
 
     def refused_naming_both_ways(self) -> None:
-        """A run that says nothing of the unfinished one is refused, and changes nothing."""
+        """A run that says nothing of the unfinished one is refused, and changes nothing but a dead run's lock."""
+        for lock in self.output.parent.glob("*.lock"):
+            lock.unlink()
         refusal = self.cli.refused(self.output.parent, *self.words)
         assert "engram.gguf" in refusal.where
         assert "--resume" in refusal.hint

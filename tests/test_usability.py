@@ -90,7 +90,7 @@ def test_ten_findings_are_shown_and_how_many_there_are(cli: Cli, tmp_path: Path)
 def test_rows_of_one_layer_need_its_name(cli: Cli, tmp_path: Path) -> None:
     dump = npy(tmp_path / "r.npy", np.zeros((2, 24), np.int64))
     refusal = cli.refused(tmp_path, "check", "hash", dump, "--ids", "1,2")
-    assert refusal.expected.startswith("[2, 2, 24]")
+    assert "[2, 2, 24]" in refusal.expected
     assert "--layer" in refusal.hint
     (tmp_path / "r.u32").write_bytes(bytes(4 * 48))
     assert "--layer" in cli.refused(tmp_path, "check", "hash", tmp_path / "r.u32", "--ids", "1,2").hint
