@@ -229,6 +229,35 @@ DEEPSEEK4_EXTERNAL = Dialect(
     loses="it names other files by absolute path, and holds no rows",
 )
 
+ENGRAM_SIDECAR = Dialect(
+    name="engram-sidecar",
+    title="kernelpool/ds4: a GGUF of the Engram alone; its rows are 8 blocks of a scale and 32 codes",
+    source="kernelpool/ds4 gguf-tools/deepseek_v41_engram.py",
+    layout="block264",
+    architecture="deepseek4-engram",
+    keys={
+        **under(
+            "deepseek4-engram.",
+            """layers layers u32[], rows row_counts u32[], size max_ngram_size u32, heads head_count u32,
+            width head_dim u32, base vocab_size u32, compressed compressed_vocab_size u32,
+            pad_token_id pad_token_id u32, pad_id compressed_pad_id u32""",
+        ),
+        "token_map": Key("engram.token_map", "I32", tensor=True),
+        "multipliers": Key("engram.hash_multipliers", "I64", tensor=True),
+        "moduli": Key("engram.hash_primes", "I64", tensor=True),
+        "offsets": Key("engram.hash_offsets", "I64", tensor=True),
+    },
+    tensors={
+        "q_weight": "layers.{layer}.engram.q_weight",
+        "k_weight": "layers.{layer}.engram.k_weight",
+        "projection": "layers.{layer}.engram.wkv.weight",
+        "table": "layers.{layer}.engram.embed.weight",
+    },
+    types={"q_weight": ("BF16",), "k_weight": ("BF16",), "projection": ("BF16",), "table": ("type 64",)},  # its own
+    marks=("deepseek4-engram.row_counts",),
+    loses="nothing of the rows, but their tensor type is one that only this fork of ds4 has",
+)
+
 TENSORSHARP = Dialect(
     name="tensorsharp",
     title="zhongkaifu/TensorSharp: constants in a file beside a llama.cpp GGUF",
@@ -259,7 +288,7 @@ ROW264_PAGED = Dialect(
 
 DIALECTS: tuple[Dialect, ...] = (
     *(DS4, DS4_LLOYD4, DS4_Q4K, DS4_HLWQ, LLAMACPP, SPLIT_I8, SPLIT_TABLE, TENSOR_CONSTANTS),
-    *(SIDECAR_CONTRACT, DEEPSTRIX, DEEPSEEK4_EXTERNAL, TENSORSHARP, ROW264_BARE, ROW264_PAGED),
+    *(SIDECAR_CONTRACT, DEEPSTRIX, DEEPSEEK4_EXTERNAL, ENGRAM_SIDECAR, TENSORSHARP, ROW264_BARE, ROW264_PAGED),
 )
 
 

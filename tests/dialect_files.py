@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,51 @@ def ds4_tensors(model: Model, rows: dict[int, NDArray[Any]], kind: Q | None = No
     return made + [(table(layer), rows[layer], kind) for layer in model.layers]
 
 
+def sidecar_keys(model: Model) -> Keys:
+    prefix = "deepseek4-engram."
+    return {
+        f"{prefix}layers": ("u32[]", model.layers),
+        f"{prefix}row_counts": ("u32[]", model.rows),
+        f"{prefix}max_ngram_size": ("u32", 4),
+        f"{prefix}ngram_count": ("u32", 3),
+        f"{prefix}head_count": ("u32", 8),
+        f"{prefix}head_dim": ("u32", 256),
+        f"{prefix}vocab_size": ("u32", model.base),
+        f"{prefix}compressed_vocab_size": ("u32", model.compressed),
+        f"{prefix}pad_token_id": ("u32", model.raw_pad),
+        f"{prefix}compressed_pad_id": ("u32", model.pad),
+    }
+
+
+def engram_sidecar(path: Path, model: Model) -> Path:
+    """kernelpool/ds4: constants as tensors, and rows of a tensor type that the gguf library does not know."""
+    tensors: Tensors = [
+        ("engram.token_map", np.array(model.token_map, np.int32), None),
+        ("engram.hash_multipliers", np.array(model.multipliers, np.int64).reshape(2, -1), None),
+        ("engram.hash_primes", np.array(model.primes, np.int64).reshape(2, -1), None),
+        ("engram.hash_offsets", np.array(model.offsets, np.int64).reshape(2, -1), None),
+    ]
+    for layer in model.layers:
+        name = f"layers.{layer}.engram."
+        for role in ("q_weight", "k_weight"):
+            tensors.append((name + role, _bf16(model.gates[layer, role]), Q.BF16))
+        tensors.append((name + "wkv.weight", _bf16(model.projection[layer]), Q.BF16))
+        tensors.append((name + "embed.weight", model.blocks264(layer).view(np.int8), None))
+    data = bytearray(write(path, sidecar_keys(model), tensors, "deepseek4-engram").read_bytes())
+    for layer, rows in zip(model.layers, model.rows, strict=True):
+        name = f"layers.{layer}.engram.embed.weight".encode()
+        at = data.index(name) + len(name)
+        written = struct.pack("<IQQI", 2, 264, rows, Q.I8)
+        assert data[at : at + len(written)] == written
+        data[at : at + len(written)] = struct.pack("<IQQI", 2, 256, rows, 64)
+    path.write_bytes(data)
+    return path
+
+
+def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    return values.astype(ml_dtypes.bfloat16).view(np.uint8)
+
+
 LEVELS = np.array([0, 0.095, 0.1901, 0.2944, 0.4126, 0.5586, 0.7484, 1], np.float32)
 
 
@@ -345,6 +391,8 @@ def make(name: str, folder: Path, model: Model) -> Path:
         return write(path, llamacpp_keys(model), quantised(model))
     if name == "split-i8":
         return write(path, split_keys(model), split_tensors(model))
+    if name == "engram-sidecar":
+        return engram_sidecar(path, model)
     if name == "split-table":
         return write(path, split_table_keys(model), quantised(model))
     if name == "tensor-constants":
@@ -375,4 +423,4 @@ def make(name: str, folder: Path, model: Model) -> Path:
 
 
 MADE = ("ds4", "ds4-lloyd4", "ds4-q4k", "llamacpp", "split-i8", "split-table", "tensor-constants", "deepstrix")
-MADE += ("deepseek4-external", "sidecar-contract")
+MADE += ("deepseek4-external", "sidecar-contract", "engram-sidecar")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from engramctl.verify.quantised import LIMITS
 from formats import dialect
 
-LOSSLESS = ("ds4", "split-i8", "tensor-constants", "blocks", "bare", "paged")
+LOSSLESS = ("ds4", "split-i8", "tensor-constants", "blocks", "bare", "paged", "engram-sidecar")
 LOSSY = ("llamacpp", "split-table", "ds4-q4k", "ds4-lloyd4")
 
 
