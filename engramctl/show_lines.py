@@ -14,7 +14,7 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         pairs.append(("sure", found["sure"]))
     if found.get("unfinished"):
         pairs.append(("unfinished", "repack has not finished it; --resume does"))
-    pairs += [("note", note) for note in found["notes"]]
+    pairs += [("note", note) for note in found.get("notes", [])]
     pairs += [("missing", name) for name in found["missing"]]
     pairs += [("missing shard", name) for name in found.get("missing_shards", [])]
     pairs += [("wrong", f"{w['where']}: expected {w['expected']}, found {w['found']}") for w in found["wrong"]]

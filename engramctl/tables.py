@@ -79,9 +79,7 @@ def open_tables(path: Path, profile: str | None = None) -> Tables:
 
 
 def _of_checkpoint(path: Path, profile: str | None, stack: ExitStack) -> Tables:
-    from engramctl.checkpoint import open_checkpoint
-
-    source = stack.enter_context(open_checkpoint(path, profile))
+    source = stack.enter_context(open_source(path, profile))
     return Tables(path, source.dialect, {layer: source.table(layer) for layer in source.sizes.layers}, stack)
 
 

@@ -376,7 +376,7 @@ def test_wide_numbers_are_refused_not_cut(cli: Cli, container: Path, tmp_path: P
     layout = gguf_file.encode_header(list(keys.items()), tensors, header.alignment)
     path = tmp_path / "wide.gguf"
     path.write_bytes(layout.header + container.read_bytes()[header.data_start :])
-    refusal = cli.refused(tmp_path, "lookup", path, "--layer", 1, "--rows", 0)
+    refusal = cli.refused(tmp_path, "run", path, "--layer", 1, "--ids", 0, "--stop-at", "rows")
     assert (refusal.expected, refusal.found) == ("numbers below 4294967296", f"{ids[3]}")
 
 
