@@ -139,7 +139,14 @@ def from_bench(lines: Iterator[Any]) -> Iterator[dict[str, Any]]:
         best, middle = line.rate, line.amount / line.middle
         if unit == "ms":
             best, middle = 1e3 * line.best, 1e3 * line.middle
-        yield {"case": f"{line.group}: {line.case}", "by": line.candidate, "unit": unit, "best": best, "middle": middle}
+        yield {
+            "case": f"{line.group}: {line.case}",
+            "by": line.candidate,
+            "unit": unit,
+            "best": best,
+            "middle": middle,
+            "busy": line.busy,
+        }
 
 
 def prefill(folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
@@ -156,6 +163,7 @@ def targets(lines: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
     """(what, the ratio found between the medians, the ratio asked for)."""
     middle = {(line["case"], line["by"]): line["middle"] for line in lines}
     best = {(line["case"], line["by"]): line["best"] for line in lines}
+    busy = {(line["case"], line["by"]): line.get("busy", 0.0) for line in lines}
     cold_case, token, warm, prefill = (
         "cold random rows", "one cold token", "lookup: warm rows", f"pipeline: {TOKENS} tokens"
     )  # fmt: skip
@@ -172,6 +180,8 @@ def targets(lines: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
         if (case, over) in middle and (case, under) in middle:
             found.append((f"{what}, medians", middle[case, over] / middle[case, under], least))
             found.append((f"{what}, best", best[case, over] / best[case, under], least))
+            if case == warm:
+                found.append((f"{what}, processor time", busy[case, under] / busy[case, over], least))
     return found
 
 

@@ -137,7 +137,7 @@ def checks(folder: Path, cold: bool, count: int) -> dict[str, list[float]]:
 
 def kernels(count: int) -> dict[str, list[float]]:
     """Out of memory into a ring that the cache holds, against memcpy of the same bytes to memory and into that ring."""
-    rows = 1 << 21
+    rows = 1 << 20
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 0x7F, (rows, row264.WIDTH), np.uint8)
     scales = rng.integers(118, 122, (rows, row264.SCALES), np.uint8)
@@ -197,7 +197,7 @@ def main() -> None:
     lines: list[list[str]] = []
     headings = ["what", "how", "GB/s, best", "processor, s", "against the first, median (best)", "against the second"]
     found["kernel"] = kernels(asked.rounds)
-    size = (1 << 21) * row264.ROW_BYTES
+    size = (1 << 20) * row264.ROW_BYTES
     lines += report("kernel", found["kernel"], size, ["memcpy", "memcpy into the ring"])
     for name, folder in (("disk", asked.disk), ("tmpfs", asked.tmpfs)):
         if folder is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,15 @@ class WeightWriter:
     def _converted(self, band: NDArray[np.uint16]) -> tuple[NDArray[Any], int]:
         if self.made.kv_type == "bf16":
             return band.astype("<u2"), 0
-        values = from_bf16(band)
         if self.made.kv_type == "f32":
-            return values.astype("<f4"), 0
-        exact = exact_in_f16(values)
-        with np.errstate(over="ignore"):
-            return values.astype("<f2"), int(exact.size - np.count_nonzero(exact))
+            return from_bf16(band).astype("<f4"), 0
+        values, exact = _in_f16()
+        return values.take(band), band.size - int(np.count_nonzero(exact.take(band)))
+
+
+@cache
+def _in_f16() -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Every BF16 number's F16 bits, and whether they are the same number: a look-up is quicker than to convert."""
+    numbers = from_bf16(np.arange(1 << 16, dtype=np.uint16))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return numbers.astype("<f2"), exact_in_f16(numbers)

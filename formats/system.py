@@ -44,9 +44,11 @@ class System:
         os.ftruncate(fd, size)
 
     def fallocate(self, fd: int, start: int, size: int) -> None:
-        """Blocks for a range of a file, its length kept. Not the C library's posix_fallocate: that writes where the
-        file system cannot."""
-        if _fallocate is not None and _fallocate(fd, _KEEP_SIZE, start, size) != 0:
+        """Blocks for a range of a file, its length kept; nothing in memory, where it would be the work of writing.
+
+        Not the C library's posix_fallocate: that writes where the file system cannot.
+        """
+        if _fallocate is not None and not _in_memory(fd) and _fallocate(fd, _KEEP_SIZE, start, size) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
@@ -96,3 +98,11 @@ _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE in linux/falloc.h
 _fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)  # glibc and musl; nothing elsewhere
 if _fallocate is not None:
     _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_fstatfs = getattr(ctypes.CDLL(None, use_errno=True), "fstatfs", None)
+_IN_MEMORY = (0x01021994, 0x858458F6)  # TMPFS_MAGIC and RAMFS_MAGIC in linux/magic.h
+
+
+def _in_memory(fd: int) -> bool:
+    """Is the file on a tmpfs? The type is the first word of Linux's struct statfs."""
+    room = (ctypes.c_long * 32)()
+    return _fstatfs is not None and _fstatfs(fd, room) == 0 and room[0] in _IN_MEMORY

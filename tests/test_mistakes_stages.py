@@ -165,6 +165,20 @@ def test_listed_rows_are_enough(source: Source) -> None:
     assert (result.diagnosis.name, result.diagnosis.explains) == ("row-after", 1.0)
 
 
+def test_an_offset_in_32_bits_reads_the_bytes_that_lie_there(full_container: Path) -> None:
+    """Row 16,268,816 of 264 bytes begins at 2**32 + 128: its bytes are taken from the middle of row 0."""
+    rows = np.array([16_268_815, 16_268_816, 16_268_817, 5])
+    with open_source(full_container) as opened:
+        reader = score_lookups.reader(opened, 1)
+        right, wrapped = reader.raw(RowPlan(), rows), reader.raw(RowPlan(wrapped=True), rows)
+        first = opened.table(1).read(np.arange(3)).reshape(-1)
+    assert right is not None
+    assert wrapped is not None
+    np.testing.assert_array_equal(wrapped[[0, 3]], right[[0, 3]])
+    np.testing.assert_array_equal(wrapped[1:3].reshape(-1), first[128 : 128 + 2 * 264])
+    assert (wrapped[1] != right[1]).any()
+
+
 KV = [
     *(entry.name for entry in catalogue.PROJECTING),
     *("scale-as-number", "scale-dropped", "scale-tiled", "oldest-token-first", "columns-head-major", "row-before"),

@@ -32,6 +32,7 @@ class Line:
     middle: float
     peer: str
     ratio: float  # how many times as fast as the peer, best against best
+    busy: float = 0.0  # seconds of all processors in the best round: what a busy machine changes least
     note: str = ""
 
     @property
@@ -55,28 +56,31 @@ def compare(
 ) -> list[Line]:
     """Time the candidates against each other. `before` is done, untimed, before every call; then nothing warms up."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
+    busy = dict.fromkeys(candidates, float("inf"))
     for _ in range(rounds):
         for name, work in candidates.items():
-            times[name].append(_visit(work, before))
+            spent, used = _visit(work, before)
+            times[name].append(spent)
+            busy[name] = min(busy[name], used)
             if "torch" in name or "NumPy" in name:
                 time.sleep(SETTLE)
     best = {name: min(each) for name, each in times.items()}
     return [
         Line(
             group, case, name, amount, unit, best[name], statistics.median(times[name]), peer, best[peer] / best[name],
-            (notes or {}).get(name, ""),
+            busy[name], (notes or {}).get(name, ""),
         )
         for name in candidates
     ]  # fmt: skip
 
 
-def _visit(work: Work, before: Work | None) -> float:
+def _visit(work: Work, before: Work | None) -> tuple[float, float]:
     for call in range(WARM_CALLS + 1):
         if before is not None:
             before()
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         work()
-        spent = time.perf_counter() - start
+        spent, used = time.perf_counter() - start, time.process_time() - used
         if before is not None or call == WARM_CALLS or spent > LONG:
-            return spent
+            return spent, used
     raise AssertionError("the last call returns")

@@ -14,6 +14,7 @@ from engramctl.placement.place import Extent, Io, Part
 from formats import page_cache
 from formats.disk import ReadFile
 
+TOKENS_WORTH = 256  # rows up to which looking for neighbours takes longer than reading them one by one
 QUEUE = 64  # uncached reads that wait at one time, a thread each
 LEAST_SPANS = 4  # a thread for fewer costs more than it saves
 
@@ -29,18 +30,26 @@ class OnDisk:
             page_cache.at_random(part.file)
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        if rows.size <= TOKENS_WORTH:
+            order = np.argsort(rows)
+            raw = np.empty((rows.size, self.extent.row_bytes), np.uint8)
+            raw[order] = self._rows(rows.size, rows[order], np.ones(rows.size, np.int64))
+            return raw
         wanted, place = np.unique(rows, return_inverse=True)
-        firsts, counts = spans.runs(wanted)
-        parts = []
-        for part in self.extent.parts:
-            made = np.empty((wanted.size, part.stride), np.uint8)
-            name = _names(self.extent.layer, firsts, counts)
-            self._fill(part, part.start + firsts * part.stride, counts * part.stride, made.reshape(-1), name)
-            parts.append(made)
-        raw = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        raw = self._rows(wanted.size, *spans.runs(wanted))
         if wanted.size == rows.size and bool((place[1:] > place[:-1]).all()):
             return raw
         return raw[place]
+
+    def _rows(self, count: int, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The spans' rows, one after another."""
+        parts = []
+        for part in self.extent.parts:
+            made = np.empty((count, part.stride), np.uint8)
+            name = _names(self.extent.layer, firsts, counts)
+            self._fill(part, part.start + firsts * part.stride, counts * part.stride, made.reshape(-1), name)
+            parts.append(made)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def _fill(
         self,

@@ -44,6 +44,8 @@ def fill(
         from engramctl.fast import reads
 
         done = reads.fill(file.fd, starts, lengths, out, WINDOW)
+        if done.all():
+            return
         left = np.flatnonzero(~done)
     else:
         left = np.arange(len(starts))

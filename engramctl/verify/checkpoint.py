@@ -28,6 +28,7 @@ from formats.safetensors_raw import Checkpoint, Tensor
 CHECK = "source"
 ENGRAM = ".engram."  # in the name of every tensor of an Engram
 SAMPLE = 1000
+PIECE = 1 << 24
 
 
 @dataclass
@@ -75,7 +76,7 @@ def check(
     found = safetensors_raw.read_checkpoint(path, lambda name: True, strict=False)
     state = _State(path, profile, sizes, config, found, result)
     try:
-        _shards(state)
+        _shards(state, all_rows)
         tensors = _tensors(state)
         tables = _tables(state, tensors)
         for layer, table in tables.items():
@@ -137,8 +138,8 @@ def _short(value: object) -> str:
     return str(list(value) if isinstance(value, tuple) else value)
 
 
-def _shards(state: _State) -> None:
-    """Index against files, spans against file sizes, headers against the published ones."""
+def _shards(state: _State, whole: bool) -> None:
+    """Index against files, spans against file sizes, headers, and if asked for whole shards, against published ones."""
     found, result = state.found, state.result
     for where, expected, got in found.problems:
         result.add(CHECK, where, expected, got)
@@ -156,11 +157,11 @@ def _shards(state: _State) -> None:
                 result.add(CHECK, str(file), "only tensors that the index places here", shown(name))
     for entry in state.profile.facts.get("shards", {}).values():
         if isinstance(entry, dict):
-            _published_header(state, entry)
+            _published_header(state, entry, whole)
 
 
-def _published_header(state: _State, entry: Mapping[str, Any]) -> None:
-    """The release's shards are known by name and size; then the header has to be the published one."""
+def _published_header(state: _State, entry: Mapping[str, Any], whole: bool) -> None:
+    """The release's shards are known by name and size; then the header has to be the published one, and all bytes."""
     path = state.path / entry["file"]
     if (
         path not in state.found.shards
@@ -176,6 +177,23 @@ def _published_header(state: _State, entry: Mapping[str, Any]) -> None:
         state.result.add(CHECK, f"{path} header", f"SHA-256 {entry['header_sha256']} as published", digest)
     else:
         state.result.notes.append(f"{entry['file']}: the published header")
+    if whole and "file_sha256" in entry:
+        found = file_digest(state.file(path))
+        if found != entry["file_sha256"]:
+            state.result.add(CHECK, str(path), f"SHA-256 {entry['file_sha256']} as published", found)
+        else:
+            state.result.notes.append(f"{entry['file']}: the published SHA-256")
+
+
+def file_digest(file: ReadFile) -> str:
+    """SHA-256 of a whole file, a piece at a time."""
+    digest, buffer = hashlib.sha256(), bytearray(PIECE)
+    for start in range(0, file.size, PIECE):
+        view = memoryview(buffer)[: min(PIECE, file.size - start)]
+        file.read_into(view, start, "the shard")
+        file.done_with(start, start + len(view))
+        digest.update(view)
+    return digest.hexdigest()
 
 
 Tensors = dict[tuple[int, str], Tensor]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from engramctl.extents import data_rows
 from engramctl.profiles import Profile, Sizes
 from engramctl.table import Table
+from engramctl.verify import confidence
 from engramctl.verify.packing import CHUNK_ROWS, Rows, seeded_rows
 from engramctl.verify.result import MOST_FINDINGS, Result
 from engramctl.verify.sides import Weight, bands
@@ -40,7 +41,7 @@ def rows(
         result.add(CHECK, f"layer {layer}", f"rows of {row264.WIDTH} values, which can be used", f"of {width}")
         result.coverage.of += table.rows
         return
-    counts, read = np.zeros(256, np.int64), 0
+    counts, read, before = np.zeros(256, np.int64), 0, result.total
     picked = None if sample is None else seeded_rows(profile, sizes, layer, table.rows, *sample)
     for numbers, some in _every(table) if picked is None else _picked(table, picked):
         counts += _look(layer, numbers, some, result)
@@ -49,6 +50,8 @@ def rows(
     result.coverage.of += table.rows
     result.coverage.checked += table.rows if picked is None else read
     _statistics(layer, counts, result)
+    if picked is not None and sample is not None and picked.size < table.rows:
+        confidence.say(layer, table.rows, min(sample[0], table.rows), result.total - before, "are invalid", result)
     if picked is None and read < table.rows:
         result.notes.append(f"layer {layer}: {table.rows - read} rows lie in holes and count as zeros read")
 

@@ -18,7 +18,7 @@ from engramctl.hash_params import MOST_COLUMNS
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
 from engramctl.table import Table
-from engramctl.verify import constants, loose, quantised
+from engramctl.verify import confidence, constants, loose, quantised
 from engramctl.verify import progress as progresses
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 from engramctl.verify.sides import WEIGHTS, Side, Weight, bands
@@ -135,10 +135,13 @@ def _some(
         return
     picked = seeded_rows(profile, want.sizes, layer, count, asked.sample or 0, asked.seed)
     result.coverage.checked += picked.size
+    before = result.total
     for start in range(0, picked.size, CHUNK_ROWS):
         some = picked[start : start + CHUNK_ROWS]
         loose.rows(expected, found, some, _rows, CHECK, result)
         progress(some.size * row264.ROW_BYTES)
+    if picked.size < count:
+        confidence.say(layer, count, min(asked.sample or 0, count), result.total - before, "differ", result)
 
 
 def _all(
