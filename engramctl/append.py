@@ -17,7 +17,7 @@ from engramctl.errors import EngramctlError
 from engramctl.repair import BOTH_WAYS, write_over
 from engramctl.repair_plan import PADDING, head_of
 from engramctl.tensor_pieces import KvType
-from formats import disk, ranges
+from formats import disk, gguf_split, ranges
 from formats import gguf_file as gguf
 from formats.dialect import Dialect
 from formats.dialects import DS4
@@ -54,6 +54,9 @@ def plan(source: CheckpointSource, model: Path, dialect: Dialect, kv_type: KvTyp
     if dialect.layout not in ("row264", "split264") or not dialect.tensors:
         raise EngramctlError("--dialect", "a GGUF dialect that is written: ds4 or split-i8", dialect.name)
     header = gguf.read_header(model)
+    if gguf_split.position(header)[1] > 1:
+        hint = "llama-gguf-split --merge joins them"
+        raise EngramctlError(str(model), "a model in one file", "a shard of a split GGUF", hint)
     tensor_pieces.require_width(source, dialect.name)
     made = repack_split.infos(source, dialect, kv_type)
     there = {tensor.name for tensor in header.tensors}

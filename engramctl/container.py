@@ -7,7 +7,7 @@ Whether the types are exactly those that a loader demands is for `check file`; h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,10 +25,10 @@ from engramctl.source import FoundMap, Weights, fitting_map, subset
 from engramctl.table import Table
 from formats import recognise, row_layouts
 from formats.dialects import DS4, Dialect
-from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.floats import bf16_finite, from_bf16
-from formats.gguf_file import GgufHeader, read_header
+from formats.gguf_file import GgufHeader
+from formats.gguf_split import read_model
 
 __all__ = ["FLOATS", "ContainerSource", "open_container", "read_config"]
 
@@ -48,18 +48,12 @@ class ContainerSource:
     hash_params: HashParams
     given_map: FoundMap | None = None
     record: Dialect = DS4
-    _files: list[ReadFile] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.dialect = self.record.name
-
-    def file(self) -> ReadFile:
-        if not self._files:
-            self._files.append(ReadFile.open(self.path))
-        return self._files[0]
+        self.dialect, self._files = self.record.name, tables.Files(self.header)
 
     def table(self, layer: int) -> Table:
-        return tables.of_layer(self.file(), self.header, self.record, layer)
+        return tables.of_layer(self._files, self.record, layer)
 
     def weights(self, layer: int) -> Weights:
         sizes = self.sizes
@@ -80,7 +74,7 @@ class ContainerSource:
         if (name not in FLOATS and layout is None) or tensor.shape != shape[::-1]:
             wanted = f"{' or '.join(FLOATS)} {list(shape[::-1])}"
             raise FormatError(self.path, f"tensor {tensor.name}", wanted, f"{name} {list(tensor.shape)}")
-        data = self.file().read(tensor.start, tensor.size or 0, tensor.name)
+        data = self._files.of(tensor).read(tensor.start, tensor.size or 0, tensor.name)
         array: NDArray[Any]
         if layout is not None:
             array = layout.decode(np.frombuffer(data, np.uint8).reshape(shape[0], layout.stored))
@@ -103,9 +97,7 @@ class ContainerSource:
         return self.hash_params
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
-        self._files.clear()
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +110,7 @@ def open_container(
     path: Path, profile: Profile, token_map: FoundMap | None = None, header: GgufHeader | None = None
 ) -> ContainerSource:
     """Open a container for use; constants that are absent, odd, or contradict each other raise `FormatError`."""
-    header = read_header(path) if header is None else header
+    header = read_model(path) if header is None else header
     seen = recognise.recognise(header)
     dialect = seen.best or DS4
     roles = _roles(header, dialect, "; ".join(seen.notes))

@@ -18,7 +18,7 @@ from engramctl.source import FoundMap, is_container, open_source
 from formats import recognise, token_map, tsd41
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.gguf_file import read_header
+from formats.gguf_split import read_model
 
 STDIN = Path("-")
 
@@ -85,7 +85,7 @@ def inside(path: Path) -> FoundMap | None:
 
 def _of_container(path: Path) -> FoundMap:
     """A GGUF's array or tensor of the map, whatever integers it is of, under whichever dialect's name."""
-    header = read_header(path, strict=False)
+    header = read_model(path, strict=False)
     dialect = recognise.recognise(header).best
     listed = None if dialect is None else stored.of_container(header, dialect).constants.get("token_map")
     if listed is None:

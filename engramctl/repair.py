@@ -14,7 +14,7 @@ from pathlib import Path
 from engramctl import repair_journal
 from engramctl.errors import EngramctlError
 from engramctl.repair_plan import RepairPlan
-from formats import disk, ranges
+from formats import disk, gguf_split, ranges
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
 
@@ -27,6 +27,7 @@ Progress = Callable[[int], None]
 def to_file(made: RepairPlan, output: Path, force: bool = False, progress: Progress = lambda n: None) -> str:
     """The repaired file under another name, whole or not at all; the way that the tables went."""
     disk.refuse_existing(output, force)
+    _require_name(made, output)
     partial = output.with_name(output.name + ".partial")
     if partial.exists() and not force:
         raise EngramctlError(str(partial), "no unfinished output", "one", "--force starts again")
@@ -45,6 +46,13 @@ def to_file(made: RepairPlan, output: Path, force: bool = False, progress: Progr
             disk.system.unlink(partial)
         raise
     return way
+
+
+def _require_name(made: RepairPlan, output: Path) -> None:
+    """A shard is found by the end of its name."""
+    ending = gguf_split.ENDING.search(made.header.path.name)
+    if gguf_split.position(made.header)[1] > 1 and ending is not None and not output.name.endswith(ending[0]):
+        raise EngramctlError("--output", f"a name that ends in {ending[0]}, so that its shards are found", output.name)
 
 
 def _require_room(made: RepairPlan, output: Path) -> None:

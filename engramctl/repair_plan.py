@@ -10,7 +10,7 @@ from engramctl import dialect_keys
 from engramctl.errors import EngramctlError
 from engramctl.repair_values import Truth
 from formats import gguf_file as gguf
-from formats import recognise
+from formats import gguf_split, recognise
 from formats.dialect import Dialect, Key
 from formats.dialects import DS4
 from formats.errors import FormatError
@@ -44,12 +44,14 @@ class RepairPlan:
 
 def plan(path: Path, header: GgufHeader, source: Dialect, target: Dialect, truth: Truth) -> RepairPlan:
     """The repaired header; what cannot be had without moving or re-encoding tables raises `EngramctlError`."""
+    _require_first(path, header)
     for name, expected, found in header.span_errors():
         raise FormatError(path, f"tensor {name}", expected, found)
     _require_tables(path, header, source, target)
     changes: list[Change] = []
     keys = _keys(path, header, source, target, truth, changes)
     tensors = _tensors(header, source, target, changes)
+    header = header.alone  # of a split model the file with the keys is written, and no other
     step, shift = _steps(path, header, target)
     bare = encode_parts(keys, tensors)
     room = header.data_start + shift
@@ -59,6 +61,15 @@ def plan(path: Path, header: GgufHeader, source: Dialect, target: Dialect, truth
         room += step
     head = head_of(keys, tensors, room, header.alignment)
     return RepairPlan(header, target, truth, tuple(changes), head, room)
+
+
+def _require_first(path: Path, header: GgufHeader) -> None:
+    """Of a split model the keys stand in the first file, and its tables have to be there to hold them against."""
+    if gguf_split.position(header)[0]:
+        where = f"the shard with the keys: {gguf_split.first_of(header)}"
+        raise EngramctlError(str(path), where, f"shard {gguf_split.position(header)[0] + 1}")
+    for where, expected, found in header.split_errors:
+        raise FormatError(path, where, expected, found)
 
 
 def _fits(bare: bytes, room: int, alignment: int) -> bool:
@@ -202,6 +213,11 @@ def _tensors(
     made = []
     for tensor in header.tensors:
         name = renamed.get(tensor.name, tensor.name)
+        if header.home(tensor) is not header.alone:
+            if name != tensor.name:
+                where, found = f"tensor {tensor.name}", f"it in {tensor.shard}, which is not written"
+                raise EngramctlError(where, f"its name in {target.name}, {name}", found, _cannot(target))
+            continue
         if name != tensor.name:
             changes.append({"what": f"tensor {tensor.name}", "was": tensor.name, "now": name})
         made.append((name, tensor.type, tensor.shape, tensor.offset))

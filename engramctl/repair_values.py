@@ -15,7 +15,7 @@ from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import FoundMap, fitting_map, is_container, subset_params
-from formats import recognise
+from formats import gguf_split, recognise
 from formats.dialect import Dialect
 from formats.errors import FormatError
 from formats.gguf_file import GgufHeader
@@ -37,7 +37,8 @@ def find(
     """The right constants for a container: of `source`, else of the profile; they must fit its tables."""
     layers = recognise.table_layers(header, dialect) or recognise.layers_of(header, dialect)
     if not layers:
-        raise FormatError(header.path, None, "a table, so that constants can be held against it", "none")
+        found = "; ".join(("none", *gguf_split.notes(header)))
+        raise FormatError(header.path, None, "a table, so that constants can be held against it", found)
     truth = _truth(header, dialect, source, profile, profile_name)
     rows = container_sizes.rows_of(header, dialect, {}, layers)
     strange = [layer for layer in layers if layer not in truth.params.layers]

@@ -18,7 +18,8 @@ from engramctl.source import is_container
 from formats import checkpoint_forms, safetensors_raw
 from formats.dialects import DS4, Dialect
 from formats.errors import FormatError
-from formats.gguf_file import GgufHeader, TensorInfo, read_header
+from formats.gguf_file import GgufHeader, TensorInfo
+from formats.gguf_split import read_model
 from formats.recognise import describe as describe_type
 from formats.recognise import recognise, type_of
 
@@ -35,7 +36,7 @@ def describe(path: Path, profile_name: str | None = None, header: GgufHeader | N
     if path.is_dir() or path.suffix == ".safetensors":
         return _checkpoint(path, profile)
     if is_container(path):
-        return _container(path, profile, read_header(path, strict=False) if header is None else header)
+        return _container(path, profile, read_model(path, strict=False) if header is None else header)
     show_files.refuse_part(path)
     found = sidecars.recognise(path)
     if found is not None:
@@ -134,6 +135,7 @@ def _container(path: Path, profile: Profile, header: GgufHeader) -> dict[str, An
 
 def _tail_notes(header: GgufHeader) -> list[str]:
     """A file that ends before its tensors do: the first part of several, or a download that was cut."""
+    header = header.alone
     end = max((tensor.start + (tensor.size or 0) for tensor in header.tensors), default=0)
     if end <= header.file_size:
         return []
@@ -232,6 +234,7 @@ def _tensor(tensor: TensorInfo) -> dict[str, Any]:
         "shape": list(tensor.shape),
         "start": tensor.start,
         "bytes": tensor.size,
+        **({} if tensor.shard is None else {"file": tensor.shard.name}),
     }
 
 

@@ -43,7 +43,8 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     pairs += [
         (
             "tensor",
-            f"{t['name']}: {t.get('type') or t.get('dtype')} {t['shape']} at {t['start']:,}, {t['bytes'] or 0:,} bytes",
+            f"{t['name']}: {t.get('type') or t.get('dtype')} {t['shape']} at {t['start']:,}"
+            f"{' of ' + t['file'] if 'file' in t else ''}, {t['bytes'] or 0:,} bytes",
         )
         for t in found["tensors"]
     ]

@@ -74,7 +74,7 @@ def _tensor(header: GgufHeader, key: Key) -> list[int] | None:
     if dtype is None or tensor.size is None or tensor.size > MOST_TENSOR:
         return None
     try:
-        with ReadFile.open(header.path) as file:
+        with ReadFile.open(header.home(tensor).path) as file:
             raw = file.read(tensor.start, tensor.size, tensor.name)
     except FormatError:
         return None

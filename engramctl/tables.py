@@ -18,10 +18,36 @@ from formats import recognise
 from formats.dialect import Dialect
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.gguf_file import GgufHeader, TensorInfo, read_header
+from formats.gguf_file import GgufHeader, TensorInfo
+from formats.gguf_split import read_model
 from formats.row_layouts import RowLayout
 
 SCALES = 8  # bytes of a row's scales, in a tensor of their own
+
+
+class Files:
+    """The files of a GGUF, each opened when it is first read."""
+
+    def __init__(self, header: GgufHeader) -> None:
+        self.header = header
+        self._opened: dict[Path, ReadFile] = {}
+
+    def of(self, tensor: TensorInfo) -> ReadFile:
+        path = self.header.home(tensor).path
+        if path not in self._opened:
+            self._opened[path] = ReadFile.open(path)
+        return self._opened[path]
+
+    def close(self) -> None:
+        for file in self._opened.values():
+            file.close()
+        self._opened.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
 
 @dataclass
@@ -64,9 +90,8 @@ def open_tables(path: Path, profile: str | None = None) -> Tables:
         if path.is_dir() or path.suffix == ".safetensors":
             return _of_checkpoint(path, profile, stack)
         if is_container(path):
-            header = read_header(path)
-            file = stack.enter_context(ReadFile.open(path))
-            dialect, tables = of_header(file, header)
+            header = read_model(path)
+            dialect, tables = of_header(stack.enter_context(Files(header)))
             return Tables(path, dialect.name, tables, stack)
         found = sidecars.recognise(path)
         if found is None:
@@ -83,8 +108,9 @@ def _of_checkpoint(path: Path, profile: str | None, stack: ExitStack) -> Tables:
     return Tables(path, source.dialect, {layer: source.table(layer) for layer in source.sizes.layers}, stack)
 
 
-def of_header(file: ReadFile, header: GgufHeader) -> tuple[Dialect, dict[int, Table]]:
+def of_header(files: Files) -> tuple[Dialect, dict[int, Table]]:
     """The nearest dialect and every table of a GGUF; one without tables raises `FormatError`."""
+    header = files.header
     seen = recognise.recognise(header)
     dialect = seen.best
     if dialect is None:
@@ -94,12 +120,13 @@ def of_header(file: ReadFile, header: GgufHeader) -> tuple[Dialect, dict[int, Ta
     if not layers:
         found = "none: they are in other files" if recognise.elsewhere(header, dialect) else "none"
         name = dialect.tensors.get("table", "table").format(layer="N")
-        raise FormatError(header.path, None, f"a tensor {name}", found)
-    return dialect, {layer: of_layer(file, header, dialect, layer) for layer in layers}
+        raise FormatError(header.path, None, f"a tensor {name}", "; ".join((found, *seen.notes)))
+    return dialect, {layer: of_layer(files, dialect, layer) for layer in layers}
 
 
-def of_layer(file: ReadFile, header: GgufHeader, dialect: Dialect, layer: int) -> Table:
+def of_layer(files: Files, dialect: Dialect, layer: int) -> Table:
     """One table of a GGUF, checked as far as reading its rows needs it."""
+    header = files.header
     tensor = header.tensor(dialect.tensors["table"].format(layer=layer))
     if len(tensor.shape) != 2 or tensor.shape[0] != dialect.row or recognise.type_of(tensor) not in _types(dialect):
         raise FormatError(header.path, f"tensor {tensor.name}", _wanted(dialect), _shown(tensor))
@@ -108,10 +135,10 @@ def of_layer(file: ReadFile, header: GgufHeader, dialect: Dialect, layer: int) -
         if recognise.type_of(scales) != "I8" or scales.shape != (SCALES, tensor.shape[1]):
             wanted = f"I8 [{SCALES}, {tensor.shape[1]}]"
             raise FormatError(header.path, f"tensor {scales.name}", wanted, _shown(scales))
-        parts = (Part(file, tensor.start, dialect.row), Part(file, scales.start, SCALES))
+        parts = (Part(files.of(tensor), tensor.start, dialect.row), Part(files.of(scales), scales.start, SCALES))
         return Table(layer, tensor.shape[1], parts, layout=_layout(header, dialect, tensor))
     layout = _layout(header, dialect, tensor)
-    return Table(layer, tensor.shape[1], (Part(file, tensor.start, layout.stored),), layout=layout)
+    return Table(layer, tensor.shape[1], (Part(files.of(tensor), tensor.start, layout.stored),), layout=layout)
 
 
 def _layout(header: GgufHeader, dialect: Dialect, tensor: TensorInfo) -> RowLayout:

@@ -28,7 +28,8 @@ from formats.dialect import Dialect
 from formats.disk import ReadFile, WriteFile, fsync_folder
 from formats.errors import FormatError
 from formats.floats import E4M3_VALUES, exact_in_bf16, to_bf16
-from formats.gguf_file import GgufHeader, TensorInfo, read_header
+from formats.gguf_file import TensorInfo
+from formats.gguf_split import read_model
 
 CHUNK_ROWS = 16384
 FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
@@ -57,22 +58,23 @@ def write(path: Path, folder: Path, profile: Profile, progress: Progress = lambd
 
 
 def _write(path: Path, folder: Path, profile: Profile, progress: Progress) -> dict[str, Any]:
-    with ReadFile.open(path) as file:
-        if not is_container(path):
-            found = sidecars.recognise(path)
-            if found is None:
-                raise FormatError(path, None, "a container or a file of rows", "neither")
+    if not is_container(path):
+        found = sidecars.recognise(path)
+        if found is None:
+            raise FormatError(path, None, "a container or a file of rows", "neither")
+        with ReadFile.open(path) as file:
             held = sidecars.tables(file, found)
             return _finish(folder, [_shard(folder, held, profile, {}, progress)], None, None)
-        header = read_header(path)
-        dialect, held = tables.of_header(file, header)
+    header = read_model(path)
+    with tables.Files(header) as files:
+        dialect, held = tables.of_header(files)
         lossy = next((table.layout.name for table in held.values() if not table.layout.lossless), None)
         if lossy is not None:
             why = dialect.loses or "they were re-encoded"
             raise EngramctlError(str(path), "rows that hold the checkpoint's bytes", f"{lossy} rows: {why}")
         constants = stored.of_container(header, dialect).constants
         sizes = container_sizes.of_container(header, dialect, constants, profile)
-        weights = {layer: _weights(file, header, dialect, layer) for layer in held}
+        weights = {layer: _weights(files, dialect, layer) for layer in held}
         shards = [_shard(folder, {layer: held[layer]}, profile, weights, progress) for layer in held]
         config = header.keys[dialect.config].value if dialect.config in header.keys else None
         if config is None and sizes is not None:
@@ -131,29 +133,30 @@ def _rows(table: Table) -> Iterator[tuple[int, NDArray[np.uint8]]]:
             yield first, pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
 
 
-def _weights(file: ReadFile, header: GgufHeader, dialect: Dialect, layer: int) -> dict[str, NDArray[Any]]:
+def _weights(files: tables.Files, dialect: Dialect, layer: int) -> dict[str, NDArray[Any]]:
     """The layer's gate weights as BF16 bits, and the projection as codes and scales; absent ones are left out."""
-    there = {tensor.name: tensor for tensor in header.tensors}
+    there = {tensor.name: tensor for tensor in files.header.tensors}
     made: dict[str, NDArray[Any]] = {}
     for role in ("q_weight", "k_weight", "projection"):
         tensor = there.get(dialect.tensors.get(role, "").format(layer=layer))
         if tensor is None:
             continue
-        values = _values(file, header, tensor)
+        values = _values(files.of(tensor), tensor)
         if role == "projection":
             made["projection"], made["projection_scale"] = requantise(values, tensor.name)
         else:
             if not exact_in_bf16(values).all():
-                raise FormatError(header.path, f"tensor {tensor.name}", "values that BF16 holds exactly", "others")
+                where, path = f"tensor {tensor.name}", files.header.path
+                raise FormatError(path, where, "values that BF16 holds exactly", "others")
             made[role] = to_bf16(values).astype("<u2")
     return made
 
 
-def _values(file: ReadFile, header: GgufHeader, tensor: TensorInfo) -> NDArray[np.float32]:
+def _values(file: ReadFile, tensor: TensorInfo) -> NDArray[np.float32]:
     kind = recognise.type_of(tensor)
     if kind not in FLOATS or len(tensor.shape) != 2:
         wanted = f"{' or '.join(FLOATS)} in two dimensions"
-        raise FormatError(header.path, f"tensor {tensor.name}", wanted, f"{kind} {list(tensor.shape)}")
+        raise FormatError(file.path, f"tensor {tensor.name}", wanted, f"{kind} {list(tensor.shape)}")
     layout = row_layouts.ggml(kind, tensor.shape[0])
     assert layout is not None
     raw = np.frombuffer(file.read(tensor.start, tensor.size or 0, tensor.name), np.uint8)

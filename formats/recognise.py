@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formats import row_layouts
+from formats import gguf_split, row_layouts
 from formats.dialect import Dialect, Key
 from formats.dialects import DIALECTS
 from formats.disk import ReadFile
@@ -168,9 +168,10 @@ def _plausible(header: GgufHeader, table: TensorInfo, stored: int) -> str | None
 
 def _sample(header: GgufHeader, table: TensorInfo, stored: int) -> list[bytes]:
     rows = table.shape[1] if len(table.shape) == 2 else 0
-    end = min(table.start + rows * stored, header.file_size)
+    home = header.home(table)
+    end = min(table.start + rows * stored, home.file_size)
     samples = []
-    with ReadFile.open(header.path) as file:
+    with ReadFile.open(home.path) as file:
         for start, stop in file.data(table.start, max(end, table.start)):
             first, last = -(-(start - table.start) // stored), (stop - table.start) // stored
             step = max(1, (last - first) // SAMPLED_ROWS)
@@ -256,11 +257,7 @@ def _notes(header: GgufHeader) -> Iterator[str]:
     for name in header.keys:
         if name.endswith(".engram.encoding") and _text(header, name) == UNDERWAY:
             yield f"{name} is {UNDERWAY}: an in-place conversion to 4-bit rows was interrupted; its own tool resumes it"
-    counts = {name: header.keys[f"split.{name}"].value for name in ("no", "count") if f"split.{name}" in header.keys}
-    if len(counts) == 2 and all(isinstance(value, int) for value in counts.values()):
-        number, count = counts["no"], counts["count"]
-        if count > 1:
-            yield f"shard {number + 1} of {count} of a split GGUF: keys stand in the first shard alone"
+    yield from gguf_split.notes(header)
     for tensor in header.tensors:
         if tensor.name == "per_layer_token_embd.weight":
             yield f"{tensor.name} is an embedding for each token id and layer (Gemma), not a hashed table"

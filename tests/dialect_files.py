@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 V = GGUFValueType
 WORDS = {
+    "u16": V.UINT16,
     "u32": V.UINT32,
     "i32": V.INT32,
     "u64": V.UINT64,

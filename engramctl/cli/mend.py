@@ -79,7 +79,7 @@ def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str 
     from engramctl.repair import BOTH_WAYS
     from formats.dialects import DIALECTS, by_name
     from formats.errors import FormatError
-    from formats.gguf_file import read_header
+    from formats.gguf_split import read_model
     from formats.recognise import recognise
 
     if repair_journal.journal_of(file).exists():
@@ -88,10 +88,10 @@ def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str 
     if to_dialect is not None and target is None:
         known = ", ".join(each.name for each in DIALECTS if each.keys)
         raise EngramctlError("--to-dialect", f"one of {known}", to_dialect)
-    header = read_header(file, strict=False)
+    header = read_model(file, strict=False)
     seen = recognise(header)
     if seen.best is None:
-        raise FormatError(file, None, "a container of Engram tables", seen.sure)
+        raise FormatError(file, None, "a container of Engram tables", "; ".join((seen.sure, *seen.notes)))
     known_profile = repair_values.of_name(profile)
     truth = repair_values.find(header, seen.best, source, known_profile, profile)
     return repair_plan.plan(file, header, seen.best, target or seen.best, truth)

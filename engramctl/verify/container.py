@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ from engramctl.profiles import Profile
 from engramctl.source import is_container
 from engramctl.verify import constants, published, sidecar_rules
 from engramctl.verify.loader_facts import Facts, Rule
-from engramctl.verify.loader_rules import LOADERS, of_dialect
+from engramctl.verify.loader_rules import LOADERS, READ_ONE_FILE, of_dialect
 from engramctl.verify.packing import seeded_rows
 from engramctl.verify.result import Coverage, Result
-from formats.dialects import DS4, Dialect, by_name
-from formats.disk import ReadFile
+from formats.dialects import DS4, by_name
 from formats.errors import FormatError
-from formats.gguf_file import GgufHeader, read_header
+from formats.gguf_file import GgufHeader
+from formats.gguf_split import read_model
 from formats.recognise import Recognised, recognise
 from formats.recognise import type_of as kind_of
 
@@ -44,13 +43,13 @@ def check(path: Path, profile: Profile, loader: str | None = None, release: bool
         result.add("unfinished", str(path), "a finished output", f"{why}: repack --resume finishes it")
         if not is_container(path):
             return result
-    header = read_header(path, strict=False)
+    header = read_model(path, strict=False)
     seen = recognise(header)
     chosen = loader or (seen.best or DS4).name
     if chosen == ALL:
         return _all(path, header, profile, seen)
     result.coverage.of = len(of_dialect(chosen))
-    facts, config = _facts(header, profile, by_name(chosen) or DS4, result)
+    facts, config = _facts(header, profile, chosen, result)
     ran, accepts = _judge(chosen, facts, result)
     result.coverage.checked = len(ran)
     _notes(facts, seen, result)
@@ -81,7 +80,7 @@ def _all(path: Path, header: GgufHeader, profile: Profile, seen: Recognised) -> 
     loaders = {}
     for name, rules in LOADERS.items():
         own = Result(Coverage("rules", 0, len(rules)))
-        facts, _ = _facts(header, profile, by_name(name) or DS4, own)
+        facts, _ = _facts(header, profile, name, own)
         ran, accepts = _judge(name, facts, own)
         result.coverage.checked += len(ran)
         why = [{"where": f.where, "expected": f.expected, "found": f.found, "rule": f.check} for f in own.findings]
@@ -98,7 +97,7 @@ def _all(path: Path, header: GgufHeader, profile: Profile, seen: Recognised) -> 
 
 def refusals(header: GgufHeader, profile: Profile, loader: str = DS4.name) -> list[dict[str, str]]:
     """The rules of a loader that a header breaks, in the loader's words; no row is read."""
-    facts, _ = _facts(header, profile, by_name(loader) or DS4, Result(Coverage("rules", 0, 0)))
+    facts, _ = _facts(header, profile, loader, Result(Coverage("rules", 0, 0)))
     rules: tuple[Rule, ...] = of_dialect(loader)
     return [
         {"rule": rule.id, "demands": rule.demands, "where": where, "expected": expected, "found": found}
@@ -112,7 +111,7 @@ def _sidecar(path: Path, profile: Profile) -> Result:
     """A file of rows or constants that is no GGUF: its header against its own size and the model's tables."""
     found = sidecars.recognise(path)
     if found is None:
-        read_header(path)  # says what a GGUF would have
+        read_model(path)  # says what a GGUF would have
         raise FormatError(path, None, "a container", "none")
     result = Result(Coverage("rules", 2, 2))
     for where, expected, seen in found.problems:
@@ -124,10 +123,10 @@ def _sidecar(path: Path, profile: Profile) -> Result:
     return result
 
 
-def _facts(
-    header: GgufHeader, profile: Profile, dialect: Dialect, result: Result
-) -> tuple[Facts, Mapping[str, Any] | None]:
+def _facts(header: GgufHeader, profile: Profile, loader: str, result: Result) -> tuple[Facts, Mapping[str, Any] | None]:
     """What rules look at; the file's own config and sizes, and where it has none, or a bad one, the profile's."""
+    dialect = by_name(loader) or DS4
+    header = header.alone if loader in READ_ONE_FILE else header
     stored = constants.of_container(header, dialect)
     config, sizes = None, None
     try:
@@ -182,15 +181,14 @@ def _not_release(facts: Facts, profile: Profile, config: Mapping[str, Any] | Non
 
 def _real_rows(facts: Facts, profile: Profile, result: Result) -> None:
     """The published digests of 48 rows; a table that cannot be read was a finding before."""
-    with ExitStack() as stack:
-        file = stack.enter_context(ReadFile.open(facts.path))
+    with tables.Files(facts.header) as files:
         found = {}
         for layer in facts.sizes.layers:
             tensor = facts.tensor("table", layer)
-            if tensor is None or tensor.start + (tensor.size or 0) > facts.header.file_size:
+            if tensor is None or tensor.start + (tensor.size or 0) > facts.header.home(tensor).file_size:
                 continue
             try:
-                found[layer] = tables.of_layer(file, facts.header, facts.dialect, layer)
+                found[layer] = tables.of_layer(files, facts.dialect, layer)
             except FormatError:
                 continue
         if any(not table.layout.lossless for table in found.values()):

@@ -20,11 +20,12 @@ NO_ROW_GETTER = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")  # types that
 
 def contiguous(facts: Facts) -> Iterator[Broken]:
     """gguf.cpp takes each offset to be the aligned end of the tensor before, in the order of the header."""
-    expected = 0
-    for tensor in facts.header.tensors:
-        if tensor.offset != expected:
-            yield called(tensor), f"offset {expected}, the aligned end of the one before", f"{tensor.offset}"
-        expected = aligned(tensor.offset + (tensor.size or 0), facts.header.alignment)
+    for header in facts.header.shards or (facts.header,):
+        expected = 0
+        for tensor in header.tensors:
+            if tensor.offset != expected:
+                yield called(tensor), f"offset {expected}, the aligned end of the one before", f"{tensor.offset}"
+            expected = aligned(tensor.offset + (tensor.size or 0), header.alignment)
 
 
 def has_keys(facts: Facts) -> Iterator[Broken]:

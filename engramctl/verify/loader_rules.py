@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from engramctl.verify import key_rules as keys
 from engramctl.verify import llama_rules as llama
+from engramctl.verify import split_rules as splits
 from engramctl.verify import tensor_rules as tensors
 from engramctl.verify.loader_facts import Rule
 from formats.dialects import LLAMACPP, SPLIT_I8
@@ -18,6 +19,7 @@ CONVERTER = "antirez/ds4 gguf-tools/deepseek41_quantize.py"
 
 DS4_RULES = (
     Rule("version", "GGUF version 3", LOADER, keys.version),
+    Rule("one file", "the model is in one file: another shard's tensors are not looked for", LOADER, splits.one_file),
     Rule("architecture", "general.architecture is deepseek41", LOADER, keys.architecture),
     Rule("spans", "tensors lie inside the file, aligned, apart from each other", FORMAT, tensors.spans),
     Rule("types", "every tensor is of a known type", LOADER, tensors.known_types),
@@ -55,10 +57,12 @@ DS4_RULES = (
     ),
 )
 
+SPLITS = "ggml-org/llama.cpp src/llama-model-loader.cpp"
 GGUF_READER, PR, FORK = "ggml-org/llama.cpp ggml/src/gguf.cpp", LLAMACPP.source, SPLIT_I8.source
 
 LLAMACPP_RULES = (
     Rule("spans", "tensors lie inside the file, aligned, apart from each other", FORMAT, tensors.spans),
+    Rule("shards", "of a split model every file is there, and the first one is loaded", SPLITS, splits.shards),
     Rule("contiguous", "every offset is the aligned end of the tensor before", GGUF_READER, llama.contiguous),
     Rule("types", "every tensor is of a known type", GGUF_READER, tensors.known_types),
     Rule("architecture", "general.architecture is deepseek41", PR, keys.architecture),
@@ -82,6 +86,7 @@ LLAMACPP_RULES = (
 
 SPLIT_I8_RULES = (
     Rule("spans", "tensors lie inside the file, aligned, apart from each other", FORMAT, tensors.spans),
+    Rule("shards", "of a split model every file is there, and the first one is loaded", SPLITS, splits.shards),
     Rule("contiguous", "every offset is the aligned end of the tensor before", GGUF_READER, llama.contiguous),
     Rule("types", "every tensor is of a known type", GGUF_READER, tensors.known_types),
     Rule("architecture", "general.architecture is deepseek41", FORK, keys.architecture),
@@ -103,6 +108,7 @@ SPLIT_I8_RULES = (
 # Where no loader's source is at hand, the record itself is the rule.
 RECORD_RULES = (
     Rule("spans", "tensors lie inside the file, aligned, apart from each other", FORMAT, tensors.spans),
+    Rule("shards", "of a split model every file is there, and the first one is loaded", SPLITS, splits.shards),
     Rule("record", "keys, types, tensors and rows are the dialect's", "formats/dialects.py", keys.record),
 )
 
@@ -111,6 +117,9 @@ LOADERS: Mapping[str, tuple[Rule, ...]] = {
     "llamacpp": LLAMACPP_RULES,
     "split-i8": SPLIT_I8_RULES,
 }
+
+
+READ_ONE_FILE = ("ds4",)  # loaders for which the tensors of other shards are not there
 
 
 def of_dialect(name: str) -> tuple[Rule, ...]:

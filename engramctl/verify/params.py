@@ -22,7 +22,7 @@ from formats import recognise, tsd41
 from formats.dialects import DS4, TENSORSHARP
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.gguf_file import read_header
+from formats.gguf_split import read_model
 
 CHECK = "params"
 
@@ -100,7 +100,7 @@ def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap |
         stored.constants = {"layers": list(sizes.layers), "rows": list(sizes.rows), "compressed": [sizes.compressed]}
         return stored, sizes, own
     if is_container(path):
-        header = read_header(path, strict=False)
+        header = read_model(path, strict=False)
         dialect = recognise.recognise(header).best or DS4
         stored = constants.of_container(header, dialect)
         whole = container_sizes.of_container(header, dialect, stored.constants, profile)
@@ -141,7 +141,7 @@ def sizes_of(path: Path, profile: Profile) -> tuple[Sizes | None, FoundMap | Non
         _, config = checkpoint_config(path)
         sizes = None if config is None else configs.read_sizes(config, profile, str(path / "config.json"))
         return sizes, tokenizer_map(path / "tokenizer.json")
-    header = read_header(path, strict=False)
+    header = read_model(path, strict=False)
     dialect = recognise.recognise(header).best or DS4
     stored = constants.of_container(header, dialect)
     whole, ids = container_sizes.of_container(header, dialect, stored.constants, profile), _as_map(stored)

@@ -29,7 +29,8 @@ from formats import row264, row_layouts
 from formats.dialects import DS4
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.gguf_file import TensorInfo, read_header
+from formats.gguf_file import TensorInfo
+from formats.gguf_split import read_model
 from formats.recognise import type_of as kind_of
 from formats.safetensors_raw import Tensor
 
@@ -114,9 +115,9 @@ def _map_of(source: CheckpointSource) -> NDArray[np.uint32]:
 
 def of_container(stack: ExitStack, path: Path, profile: Profile) -> Side:
     """A container of any dialect whose tensors are where its header says; constants may be anything."""
-    header = read_header(path)
-    file = stack.enter_context(ReadFile.open(path))
-    dialect, tables = opened.of_header(file, header)
+    header = read_model(path)
+    files = stack.enter_context(opened.Files(header))
+    dialect, tables = opened.of_header(files)
     stored = constants.of_container(header, dialect)
     weights = {}
     for layer in tables:
@@ -124,7 +125,7 @@ def of_container(stack: ExitStack, path: Path, profile: Profile) -> Side:
             name = dialect.tensors.get(role, "").format(layer=layer)
             tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
             if tensor is not None:
-                weights[layer, role] = _weight_of(file, path, tensor)
+                weights[layer, role] = _weight_of(files.of(tensor), path, tensor)
     texts: dict[str, str] | None = None
     if dialect.layout == "row264" and "encoding" in dialect.keys:
         named = (("encoding", dialect.keys["encoding"].name), ("config", dialect.config))

@@ -9,8 +9,7 @@ from engramctl import tables as opened
 from engramctl.verify.loader_facts import Broken, Facts, called
 from engramctl.verify.sides import FLOATS
 from formats import recognise
-from formats.disk import ReadFile
-from formats.errors import FormatError
+from formats.errors import FormatError, shown
 from formats.gguf_file import TensorInfo, aligned
 from formats.recognise import table_layers
 from formats.recognise import type_of as kind_of
@@ -21,7 +20,8 @@ U32_MAX = 2**32 - 1
 def spans(facts: Facts) -> Iterator[Broken]:
     named = {tensor.name: tensor for tensor in facts.header.tensors}
     for name, expected, found in facts.header.span_errors():
-        yield called(named[name]), expected, found
+        where = called(named[name]) if name in named else f"tensor {shown(name)}"  # a shard's own
+        yield where, expected, found
 
 
 def known_types(facts: Facts) -> Iterator[Broken]:
@@ -107,7 +107,9 @@ def readable(facts: Facts) -> dict[int, TensorInfo]:
     """The tables that can be read as such: right type, right row, inside the file."""
     there = {layer: tensor for layer in facts.sizes.layers if (tensor := facts.tensor("table", layer)) is not None}
     inside = {
-        layer: tensor for layer, tensor in there.items() if tensor.start + (tensor.size or 0) <= facts.header.file_size
+        layer: tensor
+        for layer, tensor in there.items()
+        if tensor.start + (tensor.size or 0) <= facts.header.home(tensor).file_size
     }
     return {layer: tensor for layer, tensor in inside.items() if not list(table_shape(facts, tensor))}
 
@@ -123,11 +125,11 @@ def layout(facts: Facts) -> Iterator[Broken]:
 
 def readable_rows(facts: Facts) -> Iterator[Broken]:
     """ds4 refuses a row when it looks it up; the telling rows are looked up here."""
-    with ReadFile.open(facts.path) as file:
+    with opened.Files(facts.header) as files:
         for layer, tensor in readable(facts).items():
             rows = facts.telling(layer)
             try:
-                table = opened.of_layer(file, facts.header, facts.dialect, layer)
+                table = opened.of_layer(files, facts.dialect, layer)
             except FormatError as error:
                 yield called(tensor), error.expected, error.found
                 continue
