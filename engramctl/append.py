@@ -6,7 +6,6 @@ header in front, as a repair does it: the journal finishes or undoes it from any
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from formats import gguf_file as gguf
 from formats.dialect import Dialect
 from formats.dialects import DS4
 from formats.disk import ReadFile, WriteFile
-from formats.errors import FormatError
 from formats.gguf_file import GgufHeader
 from formats.gguf_write import encode_parts
 
@@ -122,27 +120,10 @@ def to_file(
 ) -> None:
     """Model and tables in a new file."""
     model = made.model
-
-    def body(file: WriteFile, advance: pieces.Progress) -> None:
-        with ReadFile.open(model.path) as source:
-            if source.size != model.file_size:
-                raise FormatError(
-                    model.path, None, f"{model.file_size} bytes, as when it was planned", f"{source.size}"
-                )
-            ranges.copy(source, model.data_start, file, len(made.head), advance)
-
-    every = [pieces.Piece("the model's tensors", body), *_pieces(made)]
+    every = [*pieces.of_file(model, len(made.head), []), *_pieces(made)]
     every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
-    status = disk.system.status(model.path)
-    who = repack_split.identity(
-        made.source,
-        made.dialect,
-        model=[model.path.name, status.st_size, status.st_mtime_ns],
-        header=hashlib.sha256(made.head).hexdigest(),
-    )
-    with ReadFile.open(model.path) as source:
-        held = sum(last - first for first, last in source.data(model.data_start, source.size))
-    needed = held + tensor_pieces.data_bytes(made.source) + len(made.head)
+    who = repack_split.identity(made.source, made.dialect, **pieces.identity(model, made.head))
+    needed = pieces.bytes_of(model, output) + tensor_pieces.data_bytes(made.source)
     pieces.write(output, made.size, needed, every, who, resume, force, progress)
 
 

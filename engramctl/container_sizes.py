@@ -32,6 +32,8 @@ def of_container(header: GgufHeader, dialect: Dialect, stored: Constants, profil
     if config is not None:
         return configs.read_sizes(config, profile, f"{header.path} at key {dialect.config}")
     layers = tuple(stored.get("layers") or recognise.layers_of(header, dialect))
+    if len(layers) > configs.MOST["layers"]:
+        return None
     rows = rows_of(header, dialect, stored, layers)
     ours = dict(zip(profile.sizes.layers, profile.sizes.rows, strict=True))
     if layers and all(rows.get(layer) in (None, ours.get(layer, -1)) for layer in layers):
@@ -41,7 +43,7 @@ def of_container(header: GgufHeader, dialect: Dialect, stored: Constants, profil
 
 def rows_of(header: GgufHeader, dialect: Dialect, stored: Constants, layers: tuple[int, ...]) -> dict[int, int]:
     """Rows of each table: as the tensors have them, else as the keys say."""
-    there = {tensor.name: tensor for tensor in header.tensors}
+    there = header.named
     said = stored.get("rows", [])
     found = {}
     for number, layer in enumerate(layers):
@@ -72,7 +74,7 @@ def _of_keys(
     pads = stored.get("pad_token_id") or [i for i, each in enumerate(ids) if [each] == stored.get("pad_id")][:1]
     if not pads:
         return None
-    there = {tensor.name: tensor for tensor in header.tensors}
+    there = header.named
     gate = there.get(dialect.tensors.get("q_weight", "").format(layer=layers[0]))
     shape = gate.shape if gate is not None and len(gate.shape) == 2 else (own.hidden, own.streams)
     made = replace(

@@ -7,18 +7,23 @@ NAME.journal    one JSON object a line: what is being made, then {"done": pieces
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from engramctl import __version__
 from engramctl.errors import EngramctlError
-from formats import disk
+from formats import disk, ranges
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
+from formats.gguf_file import GgufHeader
 
 SPARE_BYTES = 16 << 20
+COPIED = 4 << 30  # of another file's bytes in one piece
 BOTH_WAYS = "--resume finishes it, --force starts again"
 
 Progress = Callable[[int], None]
@@ -30,6 +35,37 @@ class Piece:
 
     name: str
     fill: Callable[[WriteFile, Progress], None]
+
+
+def of_file(header: GgufHeader, at: int, ways: list[str]) -> list[Piece]:
+    """A GGUF's tensor bytes from `at` on, holes kept; `ways` hears how they went."""
+
+    def piece(start: int, end: int) -> Piece:
+        def fill(file: WriteFile, progress: Progress) -> None:
+            with ReadFile.open(header.path) as source:
+                if source.size != header.file_size:
+                    raise FormatError(header.path, None, f"{header.file_size} bytes, as before", f"{source.size}")
+                ways.append(ranges.copy(source, (start, end), file, at + start - header.data_start, progress))
+
+        return Piece(f"tensors from byte {start} on", fill)
+
+    first = (header.data_start // COPIED + 1) * COPIED  # whole blocks, which can be shared
+    edges = [header.data_start, *range(first, header.file_size, COPIED), header.file_size]
+    return [piece(*each) for each in pairwise(edges)]
+
+
+def bytes_of(header: GgufHeader, output: Path) -> int:
+    """How much room a copy of a GGUF takes: what is no hole, unless the file system shares blocks."""
+    with ReadFile.open(header.path) as source:
+        held = sum(last - first for first, last in source.data(header.data_start, source.size))
+    return header.data_start if held and ranges.shares(header.path, output.parent) else held + header.data_start
+
+
+def identity(header: GgufHeader, head: bytes) -> dict[str, Any]:
+    """What an interrupted copy must find unchanged to go on."""
+    status = disk.system.status(header.path)
+    who = [header.path.name, status.st_size, status.st_mtime_ns]
+    return {"version": __version__, "model": who, "header": hashlib.sha256(head).hexdigest()}
 
 
 def write(

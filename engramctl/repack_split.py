@@ -39,7 +39,7 @@ def identity(source: CheckpointSource, dialect: Dialect, **more: Any) -> dict[st
     shards = sorted({tensor.path for tensor in source.tensors.values()})
     status = [disk.system.status(path) for path in shards]
     stamps = {path.name: [s.st_size, s.st_mtime_ns] for path, s in zip(shards, status, strict=True)}
-    return {"version": __version__, "dialect": dialect.name, "shards": stamps, **more}
+    return {"version": __version__, "dialect": dialect.name, "shards": stamps} | more
 
 
 def infos(source: CheckpointSource, dialect: Dialect, kv_type: KvType) -> Infos:

@@ -8,44 +8,51 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from engramctl import repair_journal
+from engramctl import pieces, repair_journal
 from engramctl.errors import EngramctlError
 from engramctl.repair_plan import RepairPlan
 from formats import disk, gguf_split, ranges
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
 
-SPARE_BYTES = 16 << 20
 BOTH_WAYS = "--resume finishes it, --undo takes it back"
 
 Progress = Callable[[int], None]
 
 
-def to_file(made: RepairPlan, output: Path, force: bool = False, progress: Progress = lambda n: None) -> str:
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """While the block runs no other run changes the file in place."""
+    with WriteFile.open(path) as file:
+        try:
+            file.lock()
+        except BlockingIOError:
+            what, hint = "a file that no other run is changing", "wait for it, or stop it"
+            raise EngramctlError(str(path), what, "one that is being changed", hint) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
+def to_file(
+    made: RepairPlan,
+    output: Path,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress = lambda n: None,
+) -> str:
     """The repaired file under another name, whole or not at all; the way that the tables went."""
-    disk.refuse_existing(output, force)
     _require_name(made, output)
-    partial = output.with_name(output.name + ".partial")
-    if partial.exists() and not force:
-        raise EngramctlError(str(partial), "no unfinished output", "one", "--force starts again")
-    with contextlib.suppress(FileNotFoundError):
-        disk.system.unlink(partial)
-    _require_room(made, output)
-    try:
-        with ReadFile.open(made.header.path) as source, WriteFile.create(partial) as file:
-            file.resize(made.data_start + source.size - made.header.data_start)
-            way = ranges.copy(source, made.header.data_start, file, made.data_start, progress)
-            file.write(0, made.head)
-            file.sync()
-        disk.publish(partial, output, force)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            disk.system.unlink(partial)
-        raise
-    return way
+    header, ways = made.header, ["nothing"]
+    size = made.data_start + header.file_size - header.data_start
+    every = pieces.of_file(header, made.data_start, ways)
+    every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
+    who, needed = pieces.identity(header, made.head), pieces.bytes_of(header, output)
+    pieces.write(output, size, needed, every, who, resume, force, progress)
+    return ways[-1]
 
 
 def _require_name(made: RepairPlan, output: Path) -> None:
@@ -53,16 +60,6 @@ def _require_name(made: RepairPlan, output: Path) -> None:
     ending = gguf_split.ENDING.search(made.header.path.name)
     if gguf_split.position(made.header)[1] > 1 and ending is not None and not output.name.endswith(ending[0]):
         raise EngramctlError("--output", f"a name that ends in {ending[0]}, so that its shards are found", output.name)
-
-
-def _require_room(made: RepairPlan, output: Path) -> None:
-    if not output.parent.is_dir():
-        raise FormatError(output.parent, None, "a folder", "a file" if output.parent.exists() else "nothing there")
-    with ReadFile.open(made.header.path) as source:
-        needed = len(made.head) + sum(b - a for a, b in source.data(made.header.data_start, source.size)) + SPARE_BYTES
-    free = disk.free_bytes(output.parent)
-    if free < needed and output.parent.stat().st_dev != made.header.path.stat().st_dev:
-        raise EngramctlError(str(output.parent), f"{needed} free bytes", f"{free}")
 
 
 def in_place(made: RepairPlan) -> None:

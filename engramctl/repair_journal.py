@@ -36,7 +36,9 @@ class Journal:
 
 
 def journal_of(path: Path) -> Path:
-    return path.with_name(path.name + ".repair")
+    """Beside the file itself, whichever link leads to it."""
+    real = path.resolve()
+    return real.with_name(real.name + ".repair")
 
 
 def sample(file: ReadFile, start: int) -> str:
@@ -85,4 +87,4 @@ def read(path: Path) -> tuple[Journal, bytes, bytes]:
 
 def remove(path: Path) -> None:
     disk.system.unlink(journal_of(path))
-    disk.fsync_folder(path.parent)
+    disk.fsync_folder(journal_of(path).parent)

@@ -111,7 +111,7 @@ def _require_tables(path: Path, header: GgufHeader, source: Dialect, target: Dia
     for layer in recognise.table_layers(header, source):
         for role, pattern in target.tensors.items():
             name = source.tensors.get(role, pattern).format(layer=layer)
-            tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
+            tensor = header.named.get(name)
             if tensor is None:
                 if role in ("table", "scales") or source is not target:
                     raise EngramctlError(

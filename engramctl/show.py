@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from formats.recognise import recognise, type_of
 ENGRAM_DOT = ".engram."  # in the name of every tensor of a checkpoint's Engram
 ENGRAM = ".engram_"  # in the name of nearly every Engram tensor
 LISTED = 8  # items of a long array that are shown
+MOST_WHY = 100  # broken rules of a loader that are listed; all are counted
+MOST_LISTED = 1000  # tensors and constants
+MOST_TEXT = 1000  # characters of a text
 
 
 def describe(path: Path, profile_name: str | None = None, header: GgufHeader | None = None) -> dict[str, Any]:
@@ -123,7 +127,8 @@ def _container(path: Path, profile: Profile, header: GgufHeader) -> dict[str, An
         "version": header.version,
         "alignment": header.alignment,
         "file_bytes": header.file_size,
-        "tensors": [_tensor(t) for t in own],
+        "tensors": [_tensor(t) for t in own[:MOST_LISTED]],
+        "tensors_total": len(own),
         "other_tensors": len(header.tensors) - len(own),
         "constants": _constants(header),
         "loaders": _loaders(header, profile),
@@ -168,8 +173,13 @@ def _loaders(header: GgufHeader, profile: Profile) -> dict[str, Any]:
     from engramctl.verify.container import refusals
     from engramctl.verify.loader_rules import LOADERS
 
-    why = {loader: refusals(header, profile, loader) for loader in LOADERS}
-    return {loader: {"accepts": not reasons, "why": reasons} for loader, reasons in why.items()}
+    made: dict[str, Any] = {}
+    for loader in LOADERS:
+        broken = refusals(header, profile, loader)
+        why = list(islice(broken, MOST_WHY))
+        total = len(why) + sum(1 for _ in broken)
+        made[loader] = {"accepts": not why, "why": why, "why_total": total}
+    return made
 
 
 def _own_config(header: GgufHeader, dialect: Dialect) -> tuple[dict[str, Any] | None, str | None]:
@@ -209,11 +219,12 @@ def _token_map(listed: list[int] | None) -> dict[str, Any]:
 def _constants(header: GgufHeader) -> dict[str, Any]:
     """Each Engram key as it stands: type, count, and the value or the beginning of it."""
     found = {}
-    for name, value in header.keys.items():
-        if ".engram" not in name:
-            continue
+    for name in islice((name for name in header.keys if ".engram" in name), MOST_LISTED):
+        value = header.keys[name]
         entry: dict[str, Any] = {"type": describe_type(value)}
-        if value.item is None:
+        if isinstance(value.value, str) and len(value.value) > MOST_TEXT:
+            entry |= {"count": len(value.value), "begins": value.value[:MOST_TEXT]}
+        elif value.item is None:
             entry["value"] = value.value
         else:
             items = value.value.tolist() if isinstance(value.value, np.ndarray) else value.value

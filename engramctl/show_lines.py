@@ -23,7 +23,9 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     for name, loader in found["loaders"].items():
         whys = [f"{why['where']}: expected {why['expected']}, found {why['found']}" for why in loader["why"]]
         if name != (found["dialect"] or found["nearest"]):  # another dialect's loader: one reason is enough
-            whys = [f"{whys[0]} (and {len(whys) - 1} more)" if len(whys) > 1 else whys[0]] if whys else []
+            whys = [f"{whys[0]} (and {loader['why_total'] - 1} more)" if len(whys) > 1 else whys[0]] if whys else []
+        elif loader["why_total"] > len(whys):
+            whys.append(f"and {loader['why_total'] - len(whys)} more")
         pairs.append((f"loader {name}", "accepts it" if loader["accepts"] else "refuses it"))
         pairs += [("", why) for why in whys]
     if "file_bytes" in found:

@@ -135,7 +135,7 @@ def _rows(table: Table) -> Iterator[tuple[int, NDArray[np.uint8]]]:
 
 def _weights(files: tables.Files, dialect: Dialect, layer: int) -> dict[str, NDArray[Any]]:
     """The layer's gate weights as BF16 bits, and the projection as codes and scales; absent ones are left out."""
-    there = {tensor.name: tensor for tensor in files.header.tensors}
+    there = files.header.named
     made: dict[str, NDArray[Any]] = {}
     for role in ("q_weight", "k_weight", "projection"):
         tensor = there.get(dialect.tensors.get(role, "").format(layer=layer))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
@@ -117,10 +118,14 @@ class GgufHeader:
         """The header of the file that a tensor lies in."""
         return next((shard for shard in self.shards if shard.path == tensor.shard), self)
 
+    @cached_property
+    def named(self) -> dict[str, TensorInfo]:
+        """Tensors by name."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
     def tensor(self, name: str) -> TensorInfo:
-        for tensor in self.tensors:
-            if tensor.name == name:
-                return tensor
+        if name in self.named:
+            return self.named[name]
         absent = "".join(f"; without {where}" for where, _, _ in self.split_errors)
         raise FormatError(self.path, None, f"a tensor {shown(name)}", f"none among {len(self.tensors)}{absent}")
 

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,20 +82,24 @@ def _fallocate(path: Path, mode: int, length: int) -> None:
         disk.system.close(fd)
 
 
-def copy(source: ReadFile, start: int, target: WriteFile, at: int, progress: Progress = lambda n: None) -> str:
-    """Everything of `source` from `start` on to `at` of `target`, holes kept; the way that it went."""
-    if start >= source.size:
+def copy(
+    source: ReadFile, extent: tuple[int, int], target: WriteFile, at: int, progress: Progress = lambda n: None
+) -> str:
+    """An extent of `source`, from its start to its end, to `at` of `target`, holes kept; the way that it went."""
+    start, end = extent
+    if start >= end:
         return "nothing"
     came, goes = disk.system.open(source.path, os.O_RDONLY), disk.system.open(target.path, os.O_RDWR)
     try:
         under = start % BLOCK
-        if at % BLOCK == under:  # whole blocks of both: a file system with reflinks shares them
+        whole = end == source.size or end % BLOCK == 0
+        if at % BLOCK == under and whole:  # whole blocks of both: a file system with reflinks shares them
             with contextlib.suppress(OSError):
-                calls.clone(goes, came, start - under, 0, at - under)
-                progress(source.size - start)
+                calls.clone(goes, came, start - under, 0 if end == source.size else end - start + under, at - under)
+                progress(end - start)
                 return "reflink"
         way = "copy_file_range"
-        for first, last in source.data(start, source.size):
+        for first, last in source.data(start, end):
             moved = 0
             if way == "copy_file_range":
                 moved = _copied(came, goes, (first, last), at + first - start, progress)
@@ -104,6 +109,21 @@ def copy(source: ReadFile, start: int, target: WriteFile, at: int, progress: Pro
     finally:
         disk.system.close(came)
         disk.system.close(goes)
+
+
+def shares(path: Path, folder: Path) -> bool:
+    """Does the file system there share blocks of the file with another? Found by trying with one."""
+    if folder.stat().st_dev != path.stat().st_dev:
+        return False
+    with tempfile.TemporaryFile(dir=folder) as trial:
+        came = disk.system.open(path, os.O_RDONLY)
+        try:
+            calls.clone(trial.fileno(), came, 0, BLOCK, 0)
+        except OSError:
+            return False
+        finally:
+            disk.system.close(came)
+    return True
 
 
 def _copied(came: int, goes: int, extent: tuple[int, int], at: int, progress: Progress) -> int:

@@ -72,7 +72,7 @@ def difference(header: GgufHeader, dialect: Dialect, layers: tuple[int, ...]) ->
                 wrong.append((name, key.type, kind))
             elif role == "encoding" and header.keys[name].value != dialect.encoding:
                 wrong.append((name, dialect.encoding, f"{header.keys[name].value!r:.60}"))
-    there = {tensor.name: tensor for tensor in header.tensors}
+    there = header.named
     for layer in layers:
         for role, pattern in dialect.tensors.items():
             name = pattern.format(layer=layer)
@@ -94,7 +94,7 @@ def elsewhere(header: GgufHeader, dialect: Dialect) -> bool:
 def find(header: GgufHeader, dialect: Dialect, key: Key) -> tuple[str, str] | None:
     """The name and the type under which a constant is there, its names of before included."""
     if key.tensor:
-        tensor = next((tensor for tensor in header.tensors if tensor.name == key.name), None)
+        tensor = header.named.get(key.name)
         return None if tensor is None else (key.name, type_of(tensor))
     for name in (key.name, *dialect.earlier(key)):
         if name in header.keys:
@@ -201,7 +201,7 @@ def _odd_tensor(header: GgufHeader, dialect: Dialect, role: str, tensor: TensorI
 
 
 def _there(header: GgufHeader, name: str) -> bool:
-    return name in header.keys or any(tensor.name == name for tensor in header.tensors)
+    return name in header.keys or name in header.named
 
 
 def _present(header: GgufHeader, dialect: Dialect) -> Iterator[str]:
@@ -231,7 +231,7 @@ def _score(header: GgufHeader, dialect: Dialect) -> float:
         )
     if dialect.marks and all(_there(header, mark) for mark in dialect.marks):
         score += 4.0
-    there = {tensor.name: tensor for tensor in header.tensors}
+    there = header.named
     for layer in table_layers(header, dialect)[:2]:
         for role, pattern in dialect.tensors.items():
             tensor = there.get(pattern.format(layer=layer))

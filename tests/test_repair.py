@@ -17,7 +17,7 @@ from cli_helpers import Cli, snapshot
 from dialect_files import NEW, OLD, Model
 from gguf import GGUFReader, GGUFValueType
 
-from engramctl import repair, repair_journal
+from engramctl import pieces, repair, repair_journal
 from formats import disk, gguf_file, ranges
 
 CONSTANTS = ("multipliers", "primes", "offsets", "token_map", "pad_id")
@@ -396,10 +396,11 @@ def test_a_copy_takes_the_best_way_there_is_and_keeps_holes(
 ) -> None:
     class Ways(ranges.Calls):
         def clone(self, target: int, source: int, source_offset: int, length: int, target_offset: int) -> None:
-            assert source_offset % 4096 == target_offset % 4096 == length == 0
+            assert source_offset % 4096 == target_offset % 4096 == 0
+            assert length in (0, ranges.BLOCK)  # all of the file, or the block by which it is tried
             if way != "reflink":
                 raise OSError(95, "operation not supported")
-            data = os.pread(source, 1 << 30, source_offset)
+            data = os.pread(source, length or 1 << 30, source_offset)
             os.pwrite(target, data, target_offset)
 
         def copy(self, source: int, target: int, count: int, source_offset: int, target_offset: int) -> int:
@@ -413,16 +414,78 @@ def test_a_copy_takes_the_best_way_there_is_and_keeps_holes(
     assert bodies(tmp_path / "fixed.gguf") == bodies(published)
 
 
-def test_a_disk_that_is_full_leaves_nothing_of_a_copy(
+def test_a_copy_that_a_full_disk_stopped_goes_on_with_resume(
     cli: Cli, tiny: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pieces, "COPIED", 1 << 20)
+
     class Full(ranges.Calls):
         def copy(self, source: int, target: int, count: int, source_offset: int, target_offset: int) -> int:
-            raise OSError(28, "no space left on device")
+            if source_offset > 5 << 20:
+                raise OSError(28, "no space left on device")
+            return super().copy(source, target, count, source_offset, target_offset)
 
-    monkeypatch.setattr(ranges, "calls", Full())
+    out = tmp_path / "fixed.gguf"
+    words = ("repair", published, "--from", tiny, "-o", out)
+    with monkeypatch.context() as patched:
+        patched.setattr(ranges, "calls", Full())
+        stopped = cli(*words)
+    assert stopped.code == 2
+    assert "space" in stopped.err
+    assert {path.name for path in tmp_path.iterdir()} == {"fixed.gguf.partial", "fixed.gguf.journal"}
+    assert "--resume" in cli.refused(tmp_path, *words).hint
+    read: list[int] = []
+
+    class Counting(ranges.Calls):
+        def copy(self, source: int, target: int, count: int, source_offset: int, target_offset: int) -> int:
+            read.append(source_offset)
+            return super().copy(source, target, count, source_offset, target_offset)
+
+    monkeypatch.setattr(ranges, "calls", Counting())
+    cli.ok(*words, "--resume")
+    assert min(read) >= 5 << 20
+    assert [path.name for path in tmp_path.iterdir()] == ["fixed.gguf"]
+    assert bodies(out) == bodies(published)
+    passes(cli, "file", out, "--loader", "llamacpp")
+
+
+def test_too_little_disk_for_a_copy_is_said_before_anything_is_written(
+    cli: Cli, tiny: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1 << 20)
     refusal = cli.refused(tmp_path, "repair", published, "--from", tiny, "-o", tmp_path / "fixed.gguf")
-    assert "space" in refusal.found
+    assert refusal.expected.endswith("free bytes")
+
+
+def test_two_runs_in_place_never_meet(cli: Cli, tiny: Path, published: Path, tmp_path: Path) -> None:
+    """The second would put room in for a header that the first has written already."""
+    path = Path(shutil.copy(published, tmp_path / "model.gguf"))
+    with repair.alone(path):
+        for words in (("repair", path, "--from", tiny, "--in-place"), ("repair", path, "--resume")):
+            assert cli.refused(tmp_path, *words).found == "one that is being changed"
+        refusal = cli.refused(tmp_path, "repack", tiny, "--append-to", path, "--in-place")
+        assert refusal.found == "one that is being changed"
+    cli.ok("repair", path, "--from", tiny, "--in-place")
+
+
+def test_the_journal_is_beside_the_file_whichever_link_led_to_it(
+    tiny: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engramctl.cli.mend import _plan
+
+    (tmp_path / "folder").mkdir()
+    path = Path(shutil.copy(published, tmp_path / "folder" / "model.gguf"))
+    link = tmp_path / "link.gguf"
+    link.symlink_to(path)
+    killing = Killing(6, torn=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "system", killing)
+        patched.setattr(ranges, "calls", Room(killing))
+        with pytest.raises(KilledError):
+            repair.in_place(_plan(link, tiny, None, None))
+    assert path.with_name("model.gguf.repair").exists()
+    repair.undo(link)
+    assert path.read_bytes() == published.read_bytes()
 
 
 def test_a_journal_of_another_file_is_refused(cli: Cli, tiny: Path, published: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,9 @@ def repair(
     ] = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="Change the file itself; no table byte moves.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change; write nothing.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted repair in place.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Finish an interrupted repair in place, or, with -o, an interrupted copy.")
+    ] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Take an interrupted repair in place back.")] = False,
     profile: Annotated[
         str | None, typer.Option("--profile", metavar="NAME", help="The model whose names and rules apply.")
@@ -52,10 +55,11 @@ def repair(
     from engramctl.cli import edge
 
     ways = [name for name, given in (("-o", output), ("--in-place", in_place), ("--dry-run", dry_run)) if given]
-    if resume or undo:
+    if undo or (resume and output is None):
         if ways or source or to_dialect or (resume and undo):
             raise EngramctlError("--resume", "no other option that says what to do", "several")
-        done = mend.resume(file) if resume else mend.undo(file)
+        with mend.alone(file):
+            done = mend.resume(file) if resume else mend.undo(file)
         if json:
             report.as_json("repair", True, {"path": str(file), "way": done})
         elif not quiet:
@@ -63,15 +67,16 @@ def repair(
         return
     if len(ways) != 1 or output == STDIN:
         raise EngramctlError("repair", "one of -o FILE, --in-place and --dry-run", " and ".join(ways) or "none")
-    made = _plan(file, source, to_dialect, profile)
-    way = "nothing to do" if not made.changes else "dry run"
-    if made.changes and output is not None:
-        with report.progress(file.stat().st_size, output.name, quiet or json) as advance:
-            way = mend.to_file(made, output, force, advance)
-    elif made.changes and in_place:
-        mend.in_place(made)
-        way = "in place"
-    _report(made, way, output or file, json, quiet, dry_run)
+    with mend.alone(file) if in_place else nullcontext():
+        made = _plan(file, source, to_dialect, profile)
+        way = "nothing to do" if not made.changes else "dry run"
+        if made.changes and output is not None:
+            with report.progress(file.stat().st_size, output.name, quiet or json) as advance:
+                way = mend.to_file(made, output, resume, force, advance)
+        elif made.changes and in_place:
+            mend.in_place(made)
+            way = "in place"
+    _report(made, way, (output or file) if made.changes else file, json, quiet, dry_run)
 
 
 def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str | None) -> RepairPlan:
@@ -101,7 +106,8 @@ def _report(made: RepairPlan, way: str, where: Path, json: bool, quiet: bool, dr
     from engramctl import repair_plan, report
     from engramctl.cli import edge
 
-    facts: dict[str, Any] = repair_plan.describe(made) | {"way": way, "output": None if dry_run else str(where)}
+    output = None if dry_run or not made.changes else str(where)
+    facts: dict[str, Any] = repair_plan.describe(made) | {"way": way, "output": output}
     if json:
         report.as_json("repair", True, facts)
         return

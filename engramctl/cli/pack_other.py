@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,22 +65,16 @@ def refuse(asked: Asked, of_ds4: list[object]) -> None:
 
 def run(source: CheckpointSource, asked: Asked) -> None:
     """Write, and say what was written."""
-    from engramctl import append, repack_split, report
+    from engramctl import repack_split, report
     from engramctl.cli import edge
+    from engramctl.repair import alone
 
     dialect = repack_split.choose(asked.dialect)
     facts: dict[str, Any] = {"dialect": dialect.name, "layers": list(source.sizes.layers), "dry_run": asked.dry_run}
     facts |= {"output": None if asked.output is None else str(asked.output)}
     if asked.append_to is not None:
-        made = append.plan(source, asked.append_to, dialect, asked.kv_type)
-        facts |= {"file_bytes": made.size, "model_moves_by": made.moved, "starts": made.starts}
-        with report.progress(made.size, asked.append_to.name, asked.quiet or asked.json) as advance:
-            if asked.dry_run:
-                pass
-            elif asked.output is not None:
-                append.to_file(made, asked.output, asked.resume, asked.force, advance)
-            else:
-                append.in_place(made, advance)
+        with alone(asked.append_to) if asked.in_place else nullcontext():
+            facts |= _append(source, dialect, asked, asked.append_to)
         where = asked.output or asked.append_to
     else:
         assert asked.output is not None or asked.dry_run
@@ -90,6 +85,18 @@ def run(source: CheckpointSource, asked: Asked) -> None:
     elif not asked.quiet:
         done = "would be written" if asked.dry_run else "written"
         edge.say(f"{where}: {dialect.name}, layers {facts['layers']}, {facts['file_bytes']:,} bytes {done}")
+
+
+def _append(source: CheckpointSource, dialect: Dialect, asked: Asked, model: Path) -> dict[str, Any]:
+    from engramctl import append, report
+
+    made = append.plan(source, model, dialect, asked.kv_type)
+    with report.progress(made.size, model.name, asked.quiet or asked.json) as advance:
+        if asked.output is not None and not asked.dry_run:
+            append.to_file(made, asked.output, asked.resume, asked.force, advance)
+        elif not asked.dry_run:
+            append.in_place(made, advance)
+    return {"file_bytes": made.size, "model_moves_by": made.moved, "starts": made.starts}
 
 
 def _write(source: CheckpointSource, dialect: Dialect, asked: Asked) -> dict[str, Any]:

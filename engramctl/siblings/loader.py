@@ -83,7 +83,7 @@ def _meaning(header: GgufHeader, dialect: PleDialect) -> Iterator[Finding]:
 
 
 def _tensors(header: GgufHeader, dialect: PleDialect, used: int) -> Iterator[Finding]:
-    there = {tensor.name: tensor for tensor in header.tensors}
+    there = header.named
     width = header.keys[dialect.keys["width"].name].value
     layer = int(header.keys[dialect.keys["layers"].name].value[0]) if dialect is QWEN4EXP else 0
     for role, pattern in dialect.tensors.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +95,16 @@ def _all(path: Path, header: GgufHeader, profile: Profile, seen: Recognised) -> 
     return result
 
 
-def refusals(header: GgufHeader, profile: Profile, loader: str = DS4.name) -> list[dict[str, str]]:
+def refusals(header: GgufHeader, profile: Profile, loader: str = DS4.name) -> Iterator[dict[str, str]]:
     """The rules of a loader that a header breaks, in the loader's words; no row is read."""
     facts, _ = _facts(header, profile, loader, Result(Coverage("rules", 0, 0)))
     rules: tuple[Rule, ...] = of_dialect(loader)
-    return [
+    return (
         {"rule": rule.id, "demands": rule.demands, "where": where, "expected": expected, "found": found}
         for rule in rules
         if not rule.reads_rows
         for where, expected, found in rule.broken(facts)
-    ]
+    )
 
 
 def _sidecar(path: Path, profile: Profile) -> Result:

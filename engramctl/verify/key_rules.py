@@ -51,7 +51,8 @@ def key_types(facts: Facts) -> Iterator[Broken]:
 
 def _type(facts: Facts, key: Key) -> Iterator[Broken]:
     if key.tensor:
-        seen = next((recognise.type_of(t) for t in facts.header.tensors if t.name == key.name), None)
+        held = facts.header.named.get(key.name)
+        seen = None if held is None else recognise.type_of(held)
         if seen is None or not key.takes(seen):
             yield f"tensor {key.name}", f"a tensor of type {key.type}", seen or "no such tensor"
         return

@@ -46,8 +46,7 @@ class Facts:
     def tensor(self, role: str, layer: int) -> TensorInfo | None:
         if role not in self.dialect.tensors:
             return None
-        name = self.name(role, layer)
-        return next((tensor for tensor in self.header.tensors if tensor.name == name), None)
+        return self.header.named.get(self.name(role, layer))
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def of_container(stack: ExitStack, path: Path, profile: Profile) -> Side:
     for layer in tables:
         for role in WEIGHTS:
             name = dialect.tensors.get(role, "").format(layer=layer)
-            tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
+            tensor = header.named.get(name)
             if tensor is not None:
                 weights[layer, role] = _weight_of(files.of(tensor), path, tensor)
     texts: dict[str, str] | None = None

@@ -18,7 +18,7 @@ U32_MAX = 2**32 - 1
 
 
 def spans(facts: Facts) -> Iterator[Broken]:
-    named = {tensor.name: tensor for tensor in facts.header.tensors}
+    named = facts.header.named
     for name, expected, found in facts.header.span_errors():
         where = called(named[name]) if name in named else f"tensor {shown(name)}"  # a shard's own
         yield where, expected, found
