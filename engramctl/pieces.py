@@ -81,6 +81,9 @@ def write(
     """Every piece into `output` of `size` bytes, of which `needed` are no hole; bad content leaves nothing behind."""
     disk.refuse_existing(output, force)
     partial, journal = (output.with_name(output.name + ending) for ending in (".partial", ".journal"))
+    if partial.exists():
+        with WriteFile.open(partial) as left:
+            _take(left, partial)
     done = _done(partial, journal, identity, resume, force)
     if done is None:
         if not output.parent.is_dir():
@@ -89,8 +92,9 @@ def write(
         if free < needed + SPARE_BYTES:
             raise EngramctlError(str(output.parent), f"{needed + SPARE_BYTES} free bytes", f"{free}")
     with contextlib.ExitStack() as stack:
+        file = stack.enter_context(WriteFile.create(partial) if done is None else WriteFile.open(partial))
+        _take(file, partial)
         try:
-            file = stack.enter_context(WriteFile.create(partial) if done is None else WriteFile.open(partial))
             made = WriteFile.create(journal) if done is None else WriteFile.open(journal)
             log = _Log(stack.enter_context(made), identity, done)
             file.resize(size)
@@ -105,6 +109,17 @@ def write(
             raise
     disk.publish(partial, output, force)
     _remove(journal)
+
+
+def _take(file: WriteFile, partial: Path) -> None:
+    """One run at a time, where the file system has locks."""
+    try:
+        file.lock()
+    except BlockingIOError:
+        hint = "wait for it, or stop it"
+        raise EngramctlError(str(partial), "no other run on this output", "one that writes it", hint) from None
+    except OSError:
+        pass
 
 
 class _Log:

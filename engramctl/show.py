@@ -37,6 +37,8 @@ def describe(path: Path, profile_name: str | None = None, header: GgufHeader | N
     profile = profiles.load(profile_name or profiles.DEFAULT)
     if kinds.name(path) == kinds.UNFINISHED:
         return show_files.unfinished(path, profile)
+    if path.is_dir() and (every := sidecars.of_folder(path)):
+        return show_files.folder(path, every, profile)
     if path.is_dir() or path.suffix == ".safetensors":
         return _checkpoint(path, profile)
     if is_container(path):

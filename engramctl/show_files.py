@@ -47,6 +47,22 @@ def sidecar(found: Sidecar, profile: Profile) -> dict[str, Any]:
     }
 
 
+def folder(path: Path, every: tuple[Sidecar, ...], profile: Profile) -> dict[str, Any]:
+    """Files of rows in one folder: the first one's words, all of their facts."""
+    made = [sidecar(found, profile) for found in every]
+    names = {each["nearest"] for each in made}
+    whole = len(names) == 1 and all(each["dialect"] is not None for each in made)
+    wrong = [each | {"where": f"{m['path']}: {each['where']}"} for m in made for each in m["wrong"]]
+    return made[0] | {
+        "path": str(path),
+        "dialect": made[0]["nearest"] if whole else None,
+        "wrong": wrong,
+        "notes": [f"{found.path.name}: {note}" for found in every for note in found.notes],
+        "facts": {found.path.name: found.facts for found in every},
+        "layers": sorted({layer for found in every for layer in found.layers}),
+    }
+
+
 def map_file(path: Path, profile: Profile) -> dict[str, Any]:
     """A token map by itself: u32 and i64 have one name in the wild, and no header."""
     form, ids = maps.read_file(path, profile)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,28 @@ def recognise(path: Path) -> Sidecar | None:
 
             return Sidecar(path, TENSORSHARP, tsd41.read(file).facts())
         return _bare(file)
+
+
+def of_folder(folder: Path) -> tuple[Sidecar, ...]:
+    """Files of rows that lie in one folder, one a layer; none where the folder is something else."""
+    if not folder.is_dir() or any(path.suffix == ".safetensors" for path in folder.iterdir()):
+        return ()
+    named = [path for path in folder.iterdir() if BARE_NAME.fullmatch(path.name) or Q4K_NAME.fullmatch(path.name)]
+    every = (recognise(path) for path in sorted(named)[:MOST_TABLES])
+    return tuple(found for found in every if found is not None)
+
+
+def opened(stack: ExitStack, path: Path) -> tuple[Dialect, dict[int, Table]] | None:
+    """Tables of a file of rows, or of a folder of such; None where it is neither. `stack` closes them."""
+    alone = None if path.is_dir() else recognise(path)
+    every = of_folder(path) if alone is None else (alone,)
+    made: dict[int, Table] = {}
+    for found in every:
+        for layer, table in tables(stack.enter_context(ReadFile.open(found.path)), found).items():
+            if layer in made:
+                raise FormatError(found.path, None, f"one file of layer {layer}", "a second one")
+            made[layer] = table
+    return (every[0].dialect, dict(sorted(made.items()))) if every else None
 
 
 def tables(file: ReadFile, found: Sidecar) -> dict[int, Table]:

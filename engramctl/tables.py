@@ -87,17 +87,14 @@ def open_tables(path: Path, profile: str | None = None) -> Tables:
     """Every table at `path`; none, or one that cannot be read, raises `FormatError`."""
     stack = ExitStack()
     try:
-        if path.is_dir() or path.suffix == ".safetensors":
+        if path.suffix == ".safetensors":
             return _of_checkpoint(path, profile, stack)
-        if is_container(path):
+        if path.is_file() and is_container(path):
             header = read_model(path)
             dialect, tables = of_header(stack.enter_context(Files(header)))
             return Tables(path, dialect.name, tables, stack)
-        found = sidecars.recognise(path)
-        if found is None:
-            return _of_checkpoint(path, profile, stack)
-        file = stack.enter_context(ReadFile.open(path))
-        return Tables(path, found.dialect.name, sidecars.tables(file, found), stack)
+        found = sidecars.opened(stack, path)
+        return _of_checkpoint(path, profile, stack) if found is None else Tables(path, found[0].name, found[1], stack)
     except BaseException:
         stack.close()
         raise

@@ -200,3 +200,12 @@ def test_tables_in_a_gguf_beside_the_models_are_read_without_a_key(cli: Cli, mod
     assert (shown["dialect"], shown["nearest"]) == (None, "sidecar-contract")
     cli.ok("lookup", path, "--layer", "14", "--rows", "0,5939", "--to", "raw", "-o", tmp_path / "rows.npy")
     assert np.array_equal(np.load(tmp_path / "rows.npy"), model.rows264(14)[[0, 5939]])
+
+
+def test_what_a_report_lists_is_bounded_and_the_rest_counted(cli: Cli, model: Model, tmp_path: Path) -> None:
+    tensors: files.Tensors = [(files.table(layer), np.zeros((1, 264), np.int8), None) for layer in range(2000)]
+    keys: files.Keys = {f"{NEW}encoding": ("string", "e" * 5000), f"{NEW}layer_ids": ("u32[]", list(range(256)))}
+    shown = cli.ok("show", files.write(tmp_path / "x.gguf", keys, tensors), "--json").json
+    assert (len(shown["tensors"]), shown["tensors_total"]) == (1000, 2000)
+    assert len(shown["loaders"]["ds4"]["why"]) == 100 < shown["loaders"]["ds4"]["why_total"]
+    assert shown["constants"][f"{NEW}encoding"] == {"type": "string", "count": 5000, "begins": "e" * 1000}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import numpy as np
 import pytest
 from checkpoints import read_tensors
 from checks import differs, passes
-from cli_helpers import Cli, snapshot
+from cli_helpers import Cli
 from dialect_files import Model
 from faults import Faulty
 from gguf import GGUFReader
 from test_repair import KilledError, Killing, Room, bodies
 
-from engramctl import append, repair, repair_journal
+from engramctl import append, repair, repair_journal, unpack
 from engramctl.checkpoint import open_checkpoint
 from formats import disk, gguf_file, ranges
 from formats.dialects import DS4, SPLIT_I8
@@ -237,17 +238,63 @@ def test_unpack_takes_a_file_of_rows(cli: Cli, tiny: Path, model: Model, tmp_pat
     assert tensors["layers.14.engram.embed.scale"][2] == model.scales[14].tobytes()
 
 
-def test_unpack_leaves_nothing_of_a_failure_and_a_full_folder_alone(
-    cli: Cli, container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "x").write_text("x")
+def test_a_folder_of_rows_is_one_thing(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    cli.ok("repack", tiny, "-o", rows, "--dialect", "row264-bare")
+    shown = cli.ok("show", rows, "--json").json
+    assert (shown["kind"], shown["dialect"], shown["layers"]) == ("sidecar", "row264-bare", [1, 14])
+    assert cli.ok("show", rows).out.count(b"packed.bin: {") == 2
+    passes(cli, "packing", tiny, rows)
+    cli.ok("lookup", rows, "--layer", "14", "--rows", "5", "--to", "raw", "-o", tmp_path / "row.npy")
+    cli.ok("unpack", rows, "-o", tmp_path / "back")
+    have = read_tensors(tmp_path / "back")
+    assert {name: each for name, each in read_tensors(tiny).items() if name in have} == have
+    assert len(have) == 4
+    with (rows / "engram-l14-packed.bin").open("ab") as file:
+        file.write(b"x")
+    wrong = cli.ok("show", rows, "--json").json
+    assert wrong["dialect"] is None
+    assert wrong["wrong"][0]["where"].endswith("engram-l14-packed.bin: size")
+    cli.refused_twice(tmp_path, "unpack", rows, "-o", tmp_path / "again")
+
+
+def test_unpack_leaves_a_full_folder_and_one_of_somebody_else_alone(cli: Cli, container: Path, tmp_path: Path) -> None:
+    for name in ("full", "back.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("x")
     assert "empty" in cli.refused_twice(tmp_path, "unpack", container, "-o", tmp_path / "full").expected
-    before = snapshot(tmp_path)
+    refusal = cli.refused(tmp_path, "unpack", container, "-o", tmp_path / "back", "--force")
+    assert refusal.found == "something else"
+
+
+@pytest.mark.parametrize("room", [400, 1_000_000, 4_200_000])
+def test_an_interrupted_unpack_goes_on_to_the_same_bytes(
+    cli: Cli, container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    path = Path(shutil.copy(container, tmp_path / "engram.gguf"))
+    cli.ok("unpack", path, "-o", tmp_path / "whole")
+    monkeypatch.setattr(unpack, "PIECE_ROWS", 1000)
+    words = ("unpack", path, "-o", tmp_path / "back")
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "system", Faulty(room=1_000_000))
-        assert cli("unpack", container, "-o", tmp_path / "back").code == 2
-    assert snapshot(tmp_path) == before
+        patched.setattr(disk, "system", Faulty(room=room))
+        assert cli(*words).code == 2
+    assert not (tmp_path / "back").exists()
+    assert "--resume" in cli.refused(tmp_path, *words).hint
+    os.utime(path, (1, 1))
+    assert "another" in cli.refused(tmp_path, *words, "--resume").found
+    cli.ok(*words, "--force")
+    assert snapshot_bytes(tmp_path / "back") == snapshot_bytes(tmp_path / "whole")
+    shutil.rmtree(tmp_path / "back")
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "system", Faulty(room=room))
+        assert cli(*words).code == 2
+    cli.ok(*words, "--resume")
+    assert snapshot_bytes(tmp_path / "back") == snapshot_bytes(tmp_path / "whole")
+    assert not (tmp_path / "back.partial").exists()
+
+
+def snapshot_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_full_size_tables_keep_their_holes_in_every_dialect(cli: Cli, full: Path, tmp_path: Path) -> None:
@@ -257,3 +304,14 @@ def test_full_size_tables_keep_their_holes_in_every_dialect(cli: Cli, full: Path
     passes(cli, "packing", full, tmp_path / "split.gguf", "--layer", "1")
     assert SPLIT_I8.loses == ""
     assert differs(cli, "file", tmp_path / "split.gguf", "--loader", "llamacpp")
+
+
+def test_two_runs_never_write_one_output(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.gguf"
+    partial = out.with_name("x.gguf.partial")
+    with disk.WriteFile.create(partial) as other:
+        other.lock()
+        for more in ((), ("--resume",), ("--force",)):
+            words = ("repack", tiny, "--dialect", "split-i8", "-o", out, *more)
+            assert cli.refused(tmp_path, *words).found == "one that writes it"
+    cli.ok("repack", tiny, "--dialect", "split-i8", "-o", out, "--force")

@@ -47,7 +47,7 @@ def test_a_container_that_repack_made(cli: Cli, container: Path, tiny: Path) -> 
     assert (shown["version"], shown["alignment"], shown["architecture"]) == (3, 16384, "deepseek41")
     assert shown["file_bytes"] == container.stat().st_size
     assert shown["synthetic"] is True
-    assert shown["loaders"]["ds4"] == {"accepts": True, "why": []}
+    assert shown["loaders"]["ds4"] == {"accepts": True, "why": [], "why_total": 0}
     assert shown["token_map"]["origin"] == "the container"
     assert (shown["token_map"]["entries"], shown["token_map"]["compressed"]) == (384, 310)
     assert shown["sizes"]["rows"] == config["engram_num_embeddings"]

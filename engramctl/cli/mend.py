@@ -121,11 +121,15 @@ def _report(made: RepairPlan, way: str, where: Path, json: bool, quiet: bool, dr
 
 
 def unpack(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A container or a file of rows, with lossless rows.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A container, or a file or folder of rows, with lossless rows.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new or empty folder.")],
     profile: Annotated[
         str | None, typer.Option("--profile", metavar="NAME", help="The model whose names and rules apply.")
     ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted run.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start an interrupted run again.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -136,7 +140,7 @@ def unpack(
     from engramctl.repair_values import of_name
 
     with report.progress(file.stat().st_size if file.is_file() else 0, output.name, quiet or json) as advance:
-        made = back.write(file, output, of_name(profile), advance)
+        made = back.write(file, output, of_name(profile), resume, force, advance)
     if json:
         report.as_json("unpack", True, {"output": str(output), **made})
     elif not quiet:

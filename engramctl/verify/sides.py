@@ -72,8 +72,8 @@ def open_side(
     """The checkpoint, container or file of rows at `path`; `stack` closes it."""
     if not path.is_dir() and is_container(path):
         return of_container(stack, path, profile)
-    if path.is_file() and path.suffix != ".safetensors" and sidecars.recognise(path) is not None:
-        return of_sidecar(stack, path, profile)
+    if path.suffix != ".safetensors" and (rows := sidecars.opened(stack, path)) is not None:
+        return Side(path, rows[1], {}, lambda layers: [], Stored(), None, None)  # no weights and no constants
     kinds.refuse_other(path, kinds.SOURCES)
     return of_checkpoint(stack.enter_context(open_checkpoint(path, profile_name, token_map)))
 
@@ -136,15 +136,6 @@ def of_container(stack: ExitStack, path: Path, profile: Profile) -> Side:
         return [Expectation(f"in {path}", stored.constants)]
 
     return Side(path, tables, weights, expected, stored, texts, whole, dialect.name)
-
-
-def of_sidecar(stack: ExitStack, path: Path, profile: Profile) -> Side:
-    """A file of rows: no weights and no constants."""
-    found = sidecars.recognise(path)
-    if found is None:
-        raise FormatError(path, None, "a checkpoint, a container or a file of rows", "none of them")
-    tables = sidecars.tables(stack.enter_context(ReadFile.open(path)), found)
-    return Side(path, tables, {}, lambda layers: [], Stored(), None, None)
 
 
 def _weight_of(file: ReadFile, path: Path, tensor: TensorInfo) -> Weight:
