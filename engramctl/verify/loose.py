@@ -62,11 +62,11 @@ def rows(expected: Table, found: Table, some: NDArray[np.int64], same: Compare, 
     if (expected.layout.lossless and found.layout.lossless) or expected.layout.name == found.layout.name:
         same(expected.layer, some, expected.read(some), found.read(some), result)
         return
-    lossy = found.layout if not found.layout.lossless else expected.layout
+    lossy = dict.fromkeys(table.layout.name for table in (found, expected) if not table.layout.lossless)
     want, have = (table.layout.decode(table.read(some)).astype(np.float64) for table in (expected, found))
-    for row, allowed, off in quantised.outside(want, have, lossy.name):
+    for row, allowed, off in quantised.outside(want, have, *lossy):
         result.add(check, f"layer {expected.layer} row {some[row]}", allowed, off)
-    share = quantised.limit(lossy.name)
-    note = f"{lossy.name} rows are re-encoded: values were compared, to within {share} of each row's RMS"
+    named = " and ".join(lossy)
+    note = f"{named} rows are re-encoded: values were compared, to within {quantised.stated(*lossy)} (RMS)"
     if note not in result.notes:
         result.notes.append(note)
