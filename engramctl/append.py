@@ -120,7 +120,7 @@ def to_file(
 ) -> None:
     """Model and tables in a new file."""
     model = made.model
-    every = [*pieces.of_file(model, len(made.head), []), *_pieces(made)]
+    every = [*pieces.of_file(model, model.data_start, len(made.head), []), *_pieces(made)]
     every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
     who = repack_split.identity(made.source, made.dialect, **pieces.identity(model, made.head))
     needed = pieces.bytes_of(model, output) + tensor_pieces.data_bytes(made.source)

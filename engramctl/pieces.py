@@ -37,20 +37,20 @@ class Piece:
     fill: Callable[[WriteFile, Progress], None]
 
 
-def of_file(header: GgufHeader, at: int, ways: list[str]) -> list[Piece]:
-    """A GGUF's tensor bytes from `at` on, holes kept; `ways` hears how they went."""
+def of_file(header: GgufHeader, begin: int, at: int, ways: list[str]) -> list[Piece]:
+    """A GGUF's bytes from `begin` on, at `at` of the output, holes kept; `ways` hears how they went."""
 
     def piece(start: int, end: int) -> Piece:
         def fill(file: WriteFile, progress: Progress) -> None:
             with ReadFile.open(header.path) as source:
                 if source.size != header.file_size:
                     raise FormatError(header.path, None, f"{header.file_size} bytes, as before", f"{source.size}")
-                ways.append(ranges.copy(source, (start, end), file, at + start - header.data_start, progress))
+                ways.append(ranges.copy(source, (start, end), file, at + start - begin, progress))
 
         return Piece(f"tensors from byte {start} on", fill)
 
-    first = (header.data_start // COPIED + 1) * COPIED  # whole blocks, which can be shared
-    edges = [header.data_start, *range(first, header.file_size, COPIED), header.file_size]
+    first = (begin // COPIED + 1) * COPIED  # whole blocks, which can be shared
+    edges = [begin, *range(first, header.file_size, COPIED), header.file_size]
     return [piece(*each) for each in pairwise(edges)]
 
 

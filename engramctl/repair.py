@@ -47,8 +47,8 @@ def to_file(
     """The repaired file under another name, whole or not at all; the way that the tables went."""
     _require_name(made, output)
     header, ways = made.header, ["nothing"]
-    size = made.data_start + header.file_size - header.data_start
-    every = pieces.of_file(header, made.data_start, ways)
+    size = made.data_start + header.file_size - made.old_end
+    every = pieces.of_file(header, made.old_end, made.data_start, ways)
     every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
     who, needed = pieces.identity(header, made.head), pieces.bytes_of(header, output)
     pieces.write(output, size, needed, every, who, resume, force, progress)
@@ -72,8 +72,8 @@ def in_place(made: RepairPlan) -> None:
         what = "a header that ends on the file system's blocks"
         raise EngramctlError(str(path), what, f"{inserted} bytes to be put in", "-o FILE writes a repaired copy")
     with ReadFile.open(path) as file:
-        old = file.read(0, made.header.data_start, "the header")
-        body, size = repair_journal.sample(file, made.header.data_start), file.size
+        old = file.read(0, made.old_end, "the header")
+        body, size = repair_journal.sample(file, made.old_end), file.size
     repair_journal.begin(path, old, made.head, inserted, size, body)
     write_over(path, made.head, inserted, size)
 

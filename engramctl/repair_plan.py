@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engramctl import dialect_keys
+import numpy as np
+
+from engramctl import dialect_keys, stored
 from engramctl.errors import EngramctlError
 from engramctl.repair_values import Truth
 from formats import gguf_file as gguf
@@ -14,7 +16,7 @@ from formats import gguf_split, recognise
 from formats.dialect import Dialect, Key
 from formats.dialects import DS4
 from formats.errors import FormatError
-from formats.gguf_file import GgufHeader, Value
+from formats.gguf_file import GgufHeader, TensorInfo, Value
 from formats.gguf_write import encode_parts
 from formats.ranges import BLOCK
 
@@ -23,6 +25,7 @@ ARCHITECTURE = "general.architecture"
 PADDING_BYTES = 8 + len(PADDING) + 4 + 8  # of the key, without its blanks
 
 Change = dict[str, str]  # what, was, now
+Infos = list[tuple[str, int, tuple[int, ...], int]]  # name, type, shape, offset
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,13 @@ class RepairPlan:
     changes: tuple[Change, ...]
     head: bytes  # exactly up to the tensor data
     data_start: int  # where it ends
+    old_end: int  # where the header ended, and constants that are tensors no longer
+    after: GgufHeader  # of the repaired file by itself
 
     @property
     def moved(self) -> int:
         """How many bytes later the tensor data begins."""
-        return self.data_start - self.header.data_start
+        return self.data_start - self.old_end
 
 
 def plan(path: Path, header: GgufHeader, source: Dialect, target: Dialect, truth: Truth) -> RepairPlan:
@@ -48,19 +53,28 @@ def plan(path: Path, header: GgufHeader, source: Dialect, target: Dialect, truth
     for name, expected, found in header.span_errors():
         raise FormatError(path, f"tensor {name}", expected, found)
     _require_tables(path, header, source, target)
+    _require_constants(path, header, target, truth)
     changes: list[Change] = []
     keys = _keys(path, header, source, target, truth, changes)
-    tensors = _tensors(header, source, target, changes)
+    tensors, dropped = _tensors(header, source, target, changes)
     header = header.alone  # of a split model the file with the keys is written, and no other
     step, shift = _steps(path, header, target)
     bare = encode_parts(keys, tensors)
-    room = header.data_start + shift
+    old_end = header.data_start + dropped
+    room = old_end + shift
     if shift:
-        changes.append({"what": "place of the tables", "was": f"{header.data_start}", "now": f"{room} and a page"})
+        changes.append({"what": "place of the tables", "was": f"{old_end}", "now": f"{room} and a page"})
     while not _fits(bare, room, header.alignment):
         room += step
     head = head_of(keys, tensors, room, header.alignment)
-    return RepairPlan(header, target, truth, tuple(changes), head, room)
+    placed = (
+        TensorInfo(name, kind, shape, offset, room + offset, gguf.tensor_bytes(kind, shape))
+        for name, kind, shape, offset in tensors
+    )
+    after = GgufHeader(
+        path, header.version, header.file_size + room - old_end, header.alignment, dict(keys), tuple(placed), room, room
+    )
+    return RepairPlan(header, target, truth, tuple(changes), head, room, old_end, after)
 
 
 def _require_first(path: Path, header: GgufHeader) -> None:
@@ -102,13 +116,16 @@ def _steps(path: Path, header: GgufHeader, target: Dialect) -> tuple[int, int]:
 
 def _require_tables(path: Path, header: GgufHeader, source: Dialect, target: Dialect) -> None:
     """The target's tensors must be there already, under whichever name, with its types and row bytes."""
-    if not target.keys or target.magic or target.placement == "external":
+    if not target.keys or target.magic or (target.placement == "external" and source is not target):
         raise EngramctlError("--to-dialect", "a dialect whose tables are in a GGUF", target.name, target.loses or None)
     constants = [key.name for key in target.keys.values() if key.tensor]
     there = {tensor.name for tensor in header.tensors}
     if any(name not in there for name in constants):
         raise EngramctlError("--to-dialect", "constants that are keys", f"{target.name}, which holds them as tensors")
-    for layer in recognise.table_layers(header, source):
+    layers = recognise.table_layers(header, source)
+    if not layers and source is not target:
+        raise EngramctlError(str(path), "tables in the file", "none: they are in other files", _cannot(target))
+    for layer in layers:
         for role, pattern in target.tensors.items():
             name = source.tensors.get(role, pattern).format(layer=layer)
             tensor = header.named.get(name)
@@ -130,6 +147,16 @@ def _require_tables(path: Path, header: GgufHeader, source: Dialect, target: Dia
                     raise EngramctlError(where, "rows of 256 codes and then 8 scales", layout.name, _cannot(target))
 
 
+def _require_constants(path: Path, header: GgufHeader, target: Dialect, truth: Truth) -> None:
+    """Constants that stay tensors are not written: they have to be right already."""
+    held = stored.of_container(header, target).constants
+    wanted = dialect_keys.values(target, truth.params, truth.sizes)
+    for role, key in target.keys.items():
+        if key.tensor and role in wanted and held.get(role) != np.asarray(wanted[role]).reshape(-1).tolist():
+            hint = "--to-dialect split-i8 makes keys of them"
+            raise EngramctlError(f"{path}: tensor {key.name}", f"the {role} of {truth.origin}", "others", hint)
+
+
 def _cannot(target: Dialect) -> str:
     return f"a repair moves no table byte; repack makes a {target.name} file from the checkpoint"
 
@@ -139,8 +166,12 @@ def _keys(
 ) -> list[tuple[str, Value]]:
     """The header's keys, each constant of the target in its form; other dialects' constants go."""
     wanted = dialect_keys.values(target, truth.params, truth.sizes)
+    if "storage" in target.keys and target.keys["storage"].name in header.keys:
+        wanted.pop("storage")  # where the rows are is the file's own affair
     new = {
-        role: dialect_keys.typed(key, wanted[role], str(path)) for role, key in target.keys.items() if role in wanted
+        role: dialect_keys.typed(key, wanted[role], str(path))
+        for role, key in target.keys.items()
+        if role in wanted and not key.tensor
     }
     names = {name: role for role in new for name in (target.keys[role].name, *target.earlier(target.keys[role]))}
     own = {key.name for key in target.keys.values()}
@@ -170,7 +201,7 @@ def _keys(
         else:
             made[name] = value
     for role, key in target.keys.items():
-        if key.name in made or key.tensor:
+        if key.tensor or all(name in made for name in recognise.names_of(key, len(truth.params.layers))):
             continue
         if role not in new:
             raise EngramctlError(str(path), f"key {key.name}, which a repair cannot make", "no such key")
@@ -201,10 +232,12 @@ def _short(value: Value) -> str:
     return f"the right {len(value.value)} entries" if value.item is not None else f"{value.value}"
 
 
-def _tensors(
-    header: GgufHeader, source: Dialect, target: Dialect, changes: list[Change]
-) -> list[tuple[str, int, tuple[int, ...], int]]:
-    """Infos in their order and at their offsets, under the target's names."""
+def _tensors(header: GgufHeader, source: Dialect, target: Dialect, changes: list[Change]) -> tuple[Infos, int]:
+    """Infos in their order and at their offsets, under the target's names; how many bytes before them are no tensor's.
+
+    Constants that the source has as tensors and the target as keys go: a loader that counts would find too many.
+    """
+    gone = {key.name for key in source.keys.values() if key.tensor} - {key.name for key in target.keys.values()}
     renamed = {}
     for layer in recognise.table_layers(header, source):
         for role, pattern in source.tensors.items():
@@ -218,18 +251,30 @@ def _tensors(
                 where, found = f"tensor {tensor.name}", f"it in {tensor.shard}, which is not written"
                 raise EngramctlError(where, f"its name in {target.name}, {name}", found, _cannot(target))
             continue
+        if name in gone:
+            changes.append({"what": f"tensor {name}", "was": recognise.type_of(tensor), "now": "gone"})
+            continue
         if name != tensor.name:
             changes.append({"what": f"tensor {tensor.name}", "was": tensor.name, "now": name})
         made.append((name, tensor.type, tensor.shape, tensor.offset))
-    return made
+    if not gone or not made:
+        return made, 0
+    first, last = made[0][3], max(offset for _, _, _, offset in made)
+    for tensor in header.alone.tensors:
+        if tensor.name in gone and first < tensor.offset < last:
+            where, what = f"tensor {tensor.name}", "constants before or behind all other tensors"
+            raise EngramctlError(where, what, f"it between them, at {tensor.start}", _cannot(target))
+    return [(name, kind, shape, offset - first) for name, kind, shape, offset in made], first
 
 
-def describe(made: RepairPlan) -> dict[str, Any]:
+def describe(made: RepairPlan, left: list[dict[str, str]]) -> dict[str, Any]:
+    """What changes; `left` are rules of the loader that are broken still."""
     return {
         "path": str(made.header.path),
         "dialect": made.target.name,
         "origin": made.truth.origin,
-        "healthy": not made.changes,
+        "healthy": not made.changes and not left,
         "changes": list(made.changes),
+        "left": left,
         "data_moves_by": made.moved if made.changes else 0,
     }

@@ -519,3 +519,90 @@ def test_every_written_key_has_exactly_its_dialects_type(cli: Cli, tiny: Path, c
     cli.ok("repair", path, "--from", tiny, "--in-place")
     field = GGUFReader(path).fields[f"{NEW}rows"]
     assert field.types == [GGUFValueType.ARRAY, GGUFValueType.UINT32]
+
+
+@pytest.mark.parametrize(("made", "target"), [("sidecar-contract", "split-i8"), ("deepstrix", "llamacpp")])
+def test_a_file_without_tables_becomes_none_that_wants_them(
+    cli: Cli, tiny: Path, model: Model, tmp_path: Path, made: str, target: str
+) -> None:
+    path = files.make(made, tmp_path, model)
+    refusal = cli.refused(tmp_path, "repair", path, "--from", tiny, "--to-dialect", target, "-o", tmp_path / "x.gguf")
+    assert refusal.found.startswith("none")
+
+
+@pytest.mark.parametrize("name", ["deepstrix", "deepseek4-external", "sidecar-contract"])
+def test_constants_beside_tables_in_other_files_are_mended_too(
+    cli: Cli, tiny: Path, model: Model, tmp_path: Path, name: str
+) -> None:
+    path = files.make(name, tmp_path, model)
+    whole = path.read_bytes()
+    assert "healthy" in cli.ok("repair", path, "--from", tiny, "--in-place").err
+    assert path.read_bytes() == whole
+    prefix = NEW if name == "sidecar-contract" else OLD
+    rewrite(
+        path,
+        lambda data: data.__setitem__(
+            slice(None), data.replace(f"{prefix}head_count".encode(), f"{prefix}head_kount".encode())
+        ),
+    )
+    cli.ok("repair", path, "--from", tiny, "--in-place")
+    shown = cli.ok("show", path, "--json").json
+    assert (shown["dialect"], shown["missing"]) == (name, [])
+
+
+def test_constants_that_are_tensors_become_keys_and_no_tensor_is_left_over(
+    cli: Cli, tiny: Path, model: Model, tmp_path: Path
+) -> None:
+    """llama.cpp counts tensors: four that nobody asks for would keep the whole model from loading."""
+    path = files.make("tensor-constants", tmp_path, model)
+    kept = {name: digest for name, digest in bodies(path).items() if not name.startswith("engram_")}
+    words = ("repair", path, "--from", tiny, "--to-dialect", "split-i8")
+    cli.ok(*words, "-o", tmp_path / "copy.gguf")
+    cli.ok(*words, "--in-place")
+    for made in (path, tmp_path / "copy.gguf"):
+        assert sorted(bodies(made).values()) == sorted(kept.values())
+        passes(cli, "file", made, "--loader", "split-i8")
+        passes(cli, "packing", tiny, made)
+
+
+def test_constants_that_are_tensors_may_stand_last_but_not_between(
+    cli: Cli, tiny: Path, model: Model, tmp_path: Path
+) -> None:
+    tensors = files.tensor_constants(model)
+    keys = files.tensor_constants_keys(model)
+    last = files.write(tmp_path / "last.gguf", keys, tensors[4:] + tensors[:4])
+    cli.ok("repair", last, "--from", tiny, "--to-dialect", "split-i8", "--in-place")
+    passes(cli, "file", last, "--loader", "split-i8")
+    between = files.write(tmp_path / "between.gguf", keys, tensors[4:6] + tensors[:4] + tensors[6:])
+    refusal = cli.refused(tmp_path, "repair", between, "--from", tiny, "--to-dialect", "split-i8", "--in-place")
+    assert "between" in refusal.found
+
+
+def test_wrong_constants_in_tensors_are_no_healthy_file(cli: Cli, tiny: Path, model: Model, tmp_path: Path) -> None:
+    path = files.make("tensor-constants", tmp_path, model)
+    start = gguf_file.read_header(path).tensor("engram_multipliers.weight").start
+    rewrite(path, lambda data: data.__setitem__(start, data[start] ^ 2))
+    refusal = cli.refused(tmp_path, "repair", path, "--from", tiny, "--in-place")
+    assert refusal.where.endswith("engram_multipliers.weight")
+    cli.ok("repair", path, "--from", tiny, "--to-dialect", "split-i8", "--in-place")
+    passes(cli, "params", path, "--source", tiny)
+
+
+def test_where_rows_are_is_the_files_own_affair(cli: Cli, tiny: Path, model: Model, tmp_path: Path) -> None:
+    keys = files.ds4_keys(model, "q4_k_row144") | {f"{NEW}storage": ("string", "external")}
+    rows = {layer: files.q4_k(model.values(layer)) for layer in model.layers}
+    tensors = [tensor for tensor in files.ds4_tensors(model, rows) if "embd" not in tensor[0]]
+    path = files.write(tmp_path / "x.gguf", keys, tensors, alignment=16384)
+    assert "healthy" in cli.ok("repair", path, "--from", tiny, "--in-place").err
+
+
+def test_what_no_constant_mends_is_said(cli: Cli, tiny: Path, model: Model, tmp_path: Path) -> None:
+    rows = {layer: model.rows264(layer).view(np.int8) for layer in model.layers}
+    behind = ("a.weight", np.zeros(8, np.float32), None)
+    keys = files.ds4_keys(model, "e4m3_e8m0_32_row264")
+    path = files.write(tmp_path / "x.gguf", keys, [*files.ds4_tensors(model, rows), behind], alignment=16384)
+    said = cli.ok("repair", path, "--from", tiny, "--in-place").err
+    assert "nothing to repair" in said
+    assert "still not as ds4 wants it: tensor a.weight" in said
+    report = cli.ok("repair", path, "--from", tiny, "--dry-run", "--json").json
+    assert (report["healthy"], [each["rule"] for each in report["left"]]) == (False, ["tail"])

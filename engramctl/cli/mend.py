@@ -76,7 +76,7 @@ def repair(
         elif made.changes and in_place:
             mend.in_place(made)
             way = "in place"
-    _report(made, way, (output or file) if made.changes else file, json, quiet, dry_run)
+    _report(made, _left(made, profile), way, (output or file) if made.changes else file, json, quiet, dry_run)
 
 
 def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str | None) -> RepairPlan:
@@ -102,12 +102,28 @@ def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str 
     return repair_plan.plan(file, header, seen.best, target or seen.best, truth)
 
 
-def _report(made: RepairPlan, way: str, where: Path, json: bool, quiet: bool, dry_run: bool) -> None:
+def _left(made: RepairPlan, profile: str | None) -> list[dict[str, str]]:
+    """Rules of the dialect's own loader that the repaired file breaks still: what is no matter of constants."""
+    from itertools import islice
+
+    from engramctl.repair_values import of_name
+    from engramctl.verify.container import refusals
+    from engramctl.verify.loader_rules import LOADERS
+    from formats.gguf_split import position
+
+    if made.target.name not in LOADERS or position(made.header)[1] > 1:
+        return []
+    return list(islice(refusals(made.after, of_name(profile), made.target.name), 100))
+
+
+def _report(
+    made: RepairPlan, left: list[dict[str, str]], way: str, where: Path, json: bool, quiet: bool, dry_run: bool
+) -> None:
     from engramctl import repair_plan, report
     from engramctl.cli import edge
 
     output = None if dry_run or not made.changes else str(where)
-    facts: dict[str, Any] = repair_plan.describe(made) | {"way": way, "output": output}
+    facts: dict[str, Any] = repair_plan.describe(made, left) | {"way": way, "output": output}
     if json:
         report.as_json("repair", True, facts)
         return
@@ -116,8 +132,13 @@ def _report(made: RepairPlan, way: str, where: Path, json: bool, quiet: bool, dr
     if not quiet:
         count = len(facts["changes"])
         done = "would change" if dry_run else "changed in place" if way == "in place" else "changed in a copy"
-        verdict = f"{count} {'thing' if count == 1 else 'things'} {done}" if count else "healthy, left alone"
+        verdict = "healthy, left alone" if not left else "nothing to repair, left alone"
+        if count:
+            verdict = f"{count} {'thing' if count == 1 else 'things'} {done}"
         edge.say(f"{where}: {verdict}; constants of {made.truth.origin}")
+        for each in left:
+            found = f"{each['where']}: expected {each['expected']}, found {each['found']}"
+            edge.say(f"{where}: still not as {made.target.name} wants it: {found}")
 
 
 def unpack(

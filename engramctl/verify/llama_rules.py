@@ -5,6 +5,7 @@ The rules look at what the file's own keys say, as those loaders do, not at the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from formats.gguf_file import aligned
 from formats.recognise import type_of
 
 INT32_MAX = 2**31 - 1
+ENGRAM = re.compile(r"(blk\.\d+\.)?engram[._]")  # names of an Engram's tensors, in whichever dialect
 NO_ROW_GETTER = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")  # types that GGML_OP_GET_ROWS has no case for
 
 
@@ -183,6 +185,15 @@ def weights(facts: Facts) -> Iterator[Broken]:
                 yield f"layer {layer}", f"a tensor {facts.name(role, layer)}", "none"
             elif hidden and tensor.shape != shape:
                 yield called(tensor), f"{list(shape)}", f"{list(tensor.shape)}"
+
+
+def left_over(facts: Facts) -> Iterator[Broken]:
+    """The loader counts: a tensor that it has no use for is one too many."""
+    layers = facts.stored.constants.get("layers", [])[:256]
+    wanted = {facts.name(role, layer) for layer in layers for role in facts.dialect.tensors}
+    for tensor in facts.header.tensors if layers else ():
+        if ENGRAM.match(tensor.name) and tensor.name not in wanted:
+            yield called(tensor), "no Engram tensor that is not asked for", "one more: wrong number of tensors"
 
 
 def _role(facts: Facts, role: str) -> int:

@@ -57,12 +57,12 @@ DS4_RULES = (
     ),
 )
 
-SPLITS = "ggml-org/llama.cpp src/llama-model-loader.cpp"
+MODEL_LOADER = "ggml-org/llama.cpp src/llama-model-loader.cpp"
 GGUF_READER, PR, FORK = "ggml-org/llama.cpp ggml/src/gguf.cpp", LLAMACPP.source, SPLIT_I8.source
 
 LLAMACPP_RULES = (
     Rule("spans", "tensors lie inside the file, aligned, apart from each other", FORMAT, tensors.spans),
-    Rule("shards", "of a split model every file is there, and the first one is loaded", SPLITS, splits.shards),
+    Rule("shards", "of a split model every file is there, and the first one is loaded", MODEL_LOADER, splits.shards),
     Rule("contiguous", "every offset is the aligned end of the tensor before", GGUF_READER, llama.contiguous),
     Rule("types", "every tensor is of a known type", GGUF_READER, tensors.known_types),
     Rule("architecture", "general.architecture is deepseek41", PR, keys.architecture),
@@ -76,6 +76,7 @@ LLAMACPP_RULES = (
     Rule("shapes", "a table [key_length, rows] in every layer", PR, llama.table_shapes),
     Rule("rows", "every bucket ends inside its table", PR, llama.buckets_fit),
     Rule("weights", "engram_wkv, engram_q and engram_k with the model's shapes", PR, llama.weights),
+    Rule("left over", "the loader asks for every tensor: else wrong number of tensors", MODEL_LOADER, llama.left_over),
     Rule(
         "lookup",
         "the table's type can be looked up: the loader does not ask, the first lookup aborts",
@@ -86,7 +87,7 @@ LLAMACPP_RULES = (
 
 SPLIT_I8_RULES = (
     Rule("spans", "tensors lie inside the file, aligned, apart from each other", FORMAT, tensors.spans),
-    Rule("shards", "of a split model every file is there, and the first one is loaded", SPLITS, splits.shards),
+    Rule("shards", "of a split model every file is there, and the first one is loaded", MODEL_LOADER, splits.shards),
     Rule("contiguous", "every offset is the aligned end of the tensor before", GGUF_READER, llama.contiguous),
     Rule("types", "every tensor is of a known type", GGUF_READER, tensors.known_types),
     Rule("architecture", "general.architecture is deepseek41", FORK, keys.architecture),
@@ -102,13 +103,14 @@ SPLIT_I8_RULES = (
     Rule("shapes", "codes [256, rows] and scales [8, rows] in every layer", FORK, llama.table_shapes),
     Rule("bytes", "Engram tables must retain FP8 bytes", FORK, llama.types_kept),
     Rule("weights", "engram_kv, engram_k_weight and engram_q_weight with the model's shapes", FORK, llama.weights),
+    Rule("left over", "the loader asks for every tensor: else wrong number of tensors", MODEL_LOADER, llama.left_over),
     Rule("numbers", "rows hold numbers", FORK, tensors.readable_rows, reads_rows=True),
 )
 
 # Where no loader's source is at hand, the record itself is the rule.
 RECORD_RULES = (
     Rule("spans", "tensors lie inside the file, aligned, apart from each other", FORMAT, tensors.spans),
-    Rule("shards", "of a split model every file is there, and the first one is loaded", SPLITS, splits.shards),
+    Rule("shards", "of a split model every file is there, and the first one is loaded", MODEL_LOADER, splits.shards),
     Rule("record", "keys, types, tensors and rows are the dialect's", "formats/dialects.py", keys.record),
 )
 
