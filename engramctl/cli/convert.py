@@ -204,7 +204,9 @@ def synth(
 
 
 def show(
-    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A container, a checkpoint, a shard.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE|DIR", help="A container, checkpoint, shard, token map, file of rows.")
+    ],
     profile: OptionalProfile = None,
     json: Json = False,
 ) -> None:
