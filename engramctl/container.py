@@ -1,4 +1,5 @@
-"""A GGUF container as a source: its keys read by role, tolerant of integer widths, strict about what they say together.
+"""A GGUF container as a source: its constants read by role, tolerant of integer widths, strict about what they say
+together.
 
 Whether the types are exactly those that a loader demands is for `check file`; here only the meaning counts.
 """
@@ -6,7 +7,7 @@ Whether the types are exactly those that a loader demands is for `check file`; h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,22 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
+from engramctl import container_sizes, stored, tables
+from engramctl.container_sizes import read_config
+from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import FoundMap, Weights, fitting_map, subset
-from engramctl.table import Part, Table
+from engramctl.table import Table
+from formats import recognise, row_layouts
 from formats.dialects import DS4, Dialect
-from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.floats import bf16_finite, from_bf16
-from formats.gguf_file import GGML_TYPES, GgufHeader, ValueType, read_header
+from formats.gguf_file import GgufHeader
+from formats.gguf_split import read_model
+
+__all__ = ["FLOATS", "ContainerSource", "open_container", "read_config"]
 
 FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}  # types a weight may have, and how its bytes are read
 
 
 @dataclass
 class ContainerSource:
-    """An opened container of the ds4 dialect."""
+    """An opened container."""
 
     path: Path
     profile: Profile
@@ -40,17 +47,13 @@ class ContainerSource:
     config: Mapping[str, Any] | None
     hash_params: HashParams
     given_map: FoundMap | None = None
-    dialect: str = DS4.name
-    _files: list[ReadFile] = field(default_factory=list)
+    record: Dialect = DS4
 
-    def file(self) -> ReadFile:
-        if not self._files:
-            self._files.append(ReadFile.open(self.path))
-        return self._files[0]
+    def __post_init__(self) -> None:
+        self.dialect, self._files = self.record.name, tables.Files(self.header)
 
     def table(self, layer: int) -> Table:
-        tensor = self.header.tensor(DS4.tensors["table"].format(layer=layer))
-        return Table(layer, tensor.shape[1], (Part(self.file(), tensor.start, tensor.shape[0]),))
+        return tables.of_layer(self._files, self.record, layer)
 
     def weights(self, layer: int) -> Weights:
         sizes = self.sizes
@@ -62,21 +65,22 @@ class ContainerSource:
         )
 
     def _weight(self, layer: int, role: str, shape: tuple[int, int]) -> NDArray[np.uint16]:
-        """BF16 bits of a weight; F16 and F32 must be exact in BF16."""
+        """BF16 bits of a weight; whatever type it has, its values must be exact in BF16."""
         from engramctl.reference import exact_bf16
 
-        tensor = self.header.tensor(DS4.tensors[role].format(layer=layer))
-        name = GGML_TYPES[tensor.type].name if tensor.type in GGML_TYPES else f"type {tensor.type}"
-        if name not in FLOATS or tensor.shape != shape[::-1]:
-            raise FormatError(
-                self.path,
-                f"tensor {tensor.name}",
-                f"{' or '.join(FLOATS)} {list(shape[::-1])}",
-                f"{name} {list(tensor.shape)}",
-            )
-        data = self.file().read(tensor.start, tensor.size or 0, tensor.name)
-        array: NDArray[Any] = np.frombuffer(data, FLOATS[name]).reshape(shape)
-        bits = array if name == "BF16" else exact_bf16(array, tensor.name)
+        tensor = self.header.tensor(self.record.tensors[role].format(layer=layer))
+        name = recognise.type_of(tensor)
+        layout = None if name in FLOATS else row_layouts.ggml(name, shape[1])
+        if (name not in FLOATS and layout is None) or tensor.shape != shape[::-1]:
+            wanted = f"{' or '.join(FLOATS)} {list(shape[::-1])}"
+            raise FormatError(self.path, f"tensor {tensor.name}", wanted, f"{name} {list(tensor.shape)}")
+        data = self._files.of(tensor).read(tensor.start, tensor.size or 0, tensor.name)
+        array: NDArray[Any]
+        if layout is not None:
+            array = layout.decode(np.frombuffer(data, np.uint8).reshape(shape[0], layout.stored))
+        else:
+            array = np.frombuffer(data, FLOATS[name]).reshape(shape)
+        bits: NDArray[np.uint16] = array.view(np.uint16) if name == "BF16" else exact_bf16(array, tensor.name)
         finite = bf16_finite(bits)
         if not finite.all():
             row, column = (int(i) for i in np.argwhere(~finite)[0])
@@ -93,9 +97,7 @@ class ContainerSource:
         return self.hash_params
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
-        self._files.clear()
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -107,132 +109,149 @@ class ContainerSource:
 def open_container(
     path: Path, profile: Profile, token_map: FoundMap | None = None, header: GgufHeader | None = None
 ) -> ContainerSource:
-    """Open a ds4 container for use; keys that are absent, odd, or contradict each other raise `FormatError`."""
-    header = read_header(path) if header is None else header
-    roles = read_roles(header, DS4)
-    layers, rows = _ids(roles, "layers", header), _ids(roles, "rows", header)
-    for layer, number in zip(layers, rows, strict=True):
-        _check_table(header, layer, number, DS4)
-    config = read_config(header, DS4)
-    whole = profile.sizes if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
-    sizes = _sizes(
-        header, roles, layers, rows, whole, "the config" if config is not None else f"profile {profile.name}"
-    )
-    compressed, pad = int(roles["compressed"]), int(roles["pad_id"])
-    ids = roles["token_map"].astype(np.uint32) if token_map is None else token_map.ids
+    """Open a container for use; constants that are absent, odd, or contradict each other raise `FormatError`."""
+    header = read_model(path) if header is None else header
+    seen = recognise.recognise(header)
+    dialect = seen.best or DS4
+    roles = _roles(header, dialect, "; ".join(seen.notes))
+    layers = tuple(roles["layers"])
+    if not layers or len(layers) > configs.MOST["layers"] or len(set(layers)) != len(layers):
+        raise FormatError(path, _at(dialect, "layers"), f"1 to {configs.MOST['layers']} layers, each once", f"{layers}")
+    rows = _rows(header, dialect, roles, layers)
+    config = read_config(header, dialect)
+    whole = container_sizes.of_container(header, dialect, roles, profile)
+    if whole is None:
+        raise FormatError(path, None, "keys that say the model's sizes, or a config", "neither")
+    origin = f"profile {profile.name}" if config is None else "the config"
+    sizes = _sizes(header, dialect, roles, layers, rows, whole, origin)
+    compressed = roles["compressed"][0] if "compressed" in roles else sizes.compressed
+    ids = np.array(roles["token_map"], np.int64) if token_map is None else token_map.ids.astype(np.int64)
+    if ids.min() < 0 or int(ids.max()) >= compressed:
+        odd = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        raise EngramctlError(str(path), f"token map entries in 0..{compressed - 1}", f"{odd}")
     if token_map is not None:
         fitting_map(token_map, sizes, path)
-        pad = int(ids[sizes.pad_token_id]) if config is not None else pad
-    moduli = roles["moduli"].astype(np.uint64).reshape(len(layers), -1)
-    offsets = np.zeros_like(moduli)
-    offsets[:, 1:] = np.cumsum(moduli, axis=1)[:, :-1]  # ds4 keeps none: they are the moduli's running sum
-    multipliers = roles["multipliers"].astype(np.uint64).reshape(len(layers), -1)
+    moduli = _by_layer(header, dialect, roles, "moduli", len(layers))
+    offsets = np.zeros_like(moduli)  # where a dialect keeps none they are the moduli's running sum
+    offsets[:, 1:] = np.cumsum(moduli, axis=1)[:, :-1]
+    if "offsets" in roles:
+        offsets = _by_layer(header, dialect, roles, "offsets", len(layers))
     params = HashParams(
-        layers, rows, sizes.heads, compressed, pad, ids, multipliers, moduli, offsets, profile.rule
+        layers,
+        rows,
+        sizes.heads,
+        compressed,
+        _pad(roles, ids, sizes, token_map is not None and config is not None, path),
+        ids.astype(np.uint32),
+        _by_layer(header, dialect, roles, "multipliers", len(layers)),
+        moduli,
+        offsets,
+        profile.rule,
     ).check(str(path))
-    return ContainerSource(path, profile, header, whole, sizes, config, params, token_map)
+    return ContainerSource(path, profile, header, whole, sizes, config, params, token_map, dialect)
 
 
-def read_roles(header: GgufHeader, dialect: Dialect) -> dict[str, Any]:
-    """Each constant by its role: int, str, or an integer array of whatever width; an absent or odd one raises
-    `FormatError`."""
-    roles: dict[str, Any] = {}
+def _roles(header: GgufHeader, dialect: Dialect, notes: str) -> dict[str, list[int]]:
+    """Each constant of the dialect by its role; an absent or odd one raises `FormatError`."""
     for role, key in dialect.keys.items():
-        if key.name not in header.keys:
-            raise FormatError(header.path, None, f"key {key.name}", "no such key")
-        value = header.keys[key.name]
-        found = value.value
-        if key.type.endswith("[]"):
-            good = (
-                isinstance(found, np.ndarray)
-                and found.size > 0
-                and np.issubdtype(found.dtype, np.integer)
-                and int(found.min()) >= 0
-            )
-        elif key.type == "string":
-            good = isinstance(found, str)
-        else:
-            good = isinstance(found, int) and value.type != ValueType.BOOL and found >= 0
-        if not good:
-            raise FormatError(header.path, f"key {key.name}", key.type, describe(value.type, value.item))
-        if key.type == "u32[]" and int(found.max()) >= 2**32:
-            raise FormatError(header.path, f"key {key.name}", "numbers below 4294967296", f"{found.max()}")
-        roles[role] = found
-    if roles["encoding"] != dialect.encoding:
-        raise FormatError(
-            header.path, f"key {dialect.keys['encoding'].name}", dialect.encoding, f"{roles['encoding']!r:.60}"
-        )
-    return roles
+        where = f"{'tensor' if key.tensor else 'key'} {key.name}"
+        if "{number}" in key.name or role not in (*stored.ROLES, "encoding"):
+            continue
+        if recognise.find(header, dialect, key) is None:
+            raise FormatError(header.path, None, where, f"no such key{f' ({notes})' if notes else ''}")
+        if role == "encoding":
+            value = header.keys[key.name]
+            if not isinstance(value.value, str):
+                raise FormatError(header.path, where, "string", recognise.describe(value))
+            if value.value != dialect.encoding:
+                raise FormatError(header.path, where, dialect.encoding, f"{value.value!r:.60}")
+    found = stored.of_container(header, dialect)
+    for where, expected, seen in found.problems:
+        if not expected.startswith("the name "):  # one of before says the same
+            raise FormatError(header.path, where, expected, seen)
+    for role, listed in found.constants.items():
+        if not listed or min(listed) < 0:
+            kind = dialect.keys[role].type
+            raise FormatError(header.path, _at(dialect, role), kind, f"{min(listed)}" if listed else "no entry")
+        if dialect.keys[role].type in ("u32[]", "i32[]") and max(listed) >= 2**32:
+            raise FormatError(header.path, _at(dialect, role), "numbers below 4294967296", f"{max(listed)}")
+    for role in ("layers", "token_map", "moduli", "multipliers"):
+        if role not in found.constants:
+            raise FormatError(header.path, None, f"a constant: {role}", f"none in dialect {dialect.name}")
+    return found.constants
 
 
-def describe(kind: ValueType, item: ValueType | None) -> str:
-    """A GGUF value's type in the contract's short words: u32, u32[], string."""
-    short = {"UINT": "u", "INT": "i", "FLOAT": "f"}
-
-    def word(one: ValueType) -> str:
-        for long, letter in short.items():
-            if one.name.startswith(long):
-                return letter + one.name.removeprefix(long)
-        return one.name.lower()
-
-    return word(kind) if item is None else f"{word(item)}[]"
+def _at(dialect: Dialect, role: str) -> str:
+    key = dialect.keys[role]
+    return f"{'tensor' if key.tensor else 'key'} {key.name}"
 
 
-def read_config(header: GgufHeader, dialect: Dialect) -> dict[str, Any] | None:
-    """The checkpoint's config.json that the container carries, parsed; None where there is none."""
-    if dialect.config not in header.keys:
-        return None
-    text = header.keys[dialect.config].value
-    if not isinstance(text, str):
-        raise FormatError(
-            header.path, f"key {dialect.config}", "string", describe(header.keys[dialect.config].type, None)
-        )
-    return configs.parse(text, f"{header.path} at key {dialect.config}")
+def _rows(
+    header: GgufHeader, dialect: Dialect, roles: Mapping[str, list[int]], layers: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Each table's rows, on which keys and tensors agree."""
+    if "rows" in roles and len(roles["rows"]) != len(layers):
+        found = f"{len(roles['rows'])}"
+        raise FormatError(header.path, _at(dialect, "rows"), f"{len(layers)} entries, one a layer", found)
+    made = []
+    for number, layer in enumerate(layers):
+        here = "table" in dialect.tensors and not recognise.elsewhere(header, dialect)
+        tensor = header.tensor(dialect.tensors["table"].format(layer=layer)) if here else None
+        rows = roles["rows"][number] if "rows" in roles else -1 if tensor is None else tensor.shape[-1]
+        if tensor is not None:
+            kind = recognise.type_of(tensor)
+            if kind not in dialect.types["table"] or tensor.shape != (dialect.row, rows):
+                first = dialect.types["table"][0] if len(dialect.types["table"]) == 1 else "a quantised type"
+                wanted = f"{first} [{dialect.row}, {rows}]"
+                raise FormatError(header.path, f"tensor {tensor.name}", wanted, f"{kind} {list(tensor.shape)}")
+        made.append(rows)
+    return tuple(made)
 
 
-def _ids(roles: dict[str, Any], role: str, header: GgufHeader) -> tuple[int, ...]:
-    found = tuple(int(x) for x in roles[role])
-    if (
-        len(found) != len(roles["layers"])
-        or len(found) > configs.MOST["layers"]
-        or (role == "layers" and len(set(found)) != len(found))
-    ):
-        raise FormatError(
-            header.path, f"key {DS4.keys[role].name}", f"{len(roles['layers'])} entries, one a layer", f"{len(found)}"
-        )
-    return found
+def _by_layer(
+    header: GgufHeader, dialect: Dialect, roles: Mapping[str, list[int]], role: str, layers: int
+) -> NDArray[np.uint64]:
+    if len(roles[role]) % layers:
+        raise FormatError(header.path, _at(dialect, role), f"entries for {layers} layers", f"{len(roles[role])}")
+    return np.array(roles[role], np.uint64).reshape(layers, -1)
 
 
-def _check_table(header: GgufHeader, layer: int, rows: int, dialect: Dialect) -> None:
-    tensor = header.tensor(dialect.tensors["table"].format(layer=layer))
-    if (
-        GGML_TYPES.get(tensor.type) is None
-        or GGML_TYPES[tensor.type].name != "I8"
-        or tensor.shape != (dialect.row_bytes, rows)
-    ):
-        found = f"{GGML_TYPES[tensor.type].name if tensor.type in GGML_TYPES else tensor.type} {list(tensor.shape)}"
-        raise FormatError(header.path, f"tensor {tensor.name}", f"I8 [{dialect.row_bytes}, {rows}]", found)
+def _pad(roles: Mapping[str, list[int]], ids: NDArray[np.int64], sizes: Sizes, through_map: bool, path: Path) -> int:
+    """The compressed pad: as stored, or the raw one through the map."""
+    raw = roles.get("pad_token_id", [sizes.pad_token_id])[0]
+    if "pad_id" in roles and not through_map:
+        return roles["pad_id"][0]
+    if raw >= ids.size:
+        raise EngramctlError(str(path), f"a pad token id below {ids.size}", f"{raw}")
+    return int(ids[raw])
 
 
 def _sizes(
-    header: GgufHeader, roles: dict[str, Any], layers: tuple[int, ...], rows: tuple[int, ...], whole: Sizes, origin: str
+    header: GgufHeader,
+    dialect: Dialect,
+    roles: Mapping[str, list[int]],
+    layers: tuple[int, ...],
+    rows: tuple[int, ...],
+    whole: Sizes,
+    origin: str,
 ) -> Sizes:
     """The whole model's sizes cut to the layers that are here, if the keys agree with them."""
     strange = [layer for layer in layers if layer not in whole.layers]
     if strange:
-        raise FormatError(
-            header.path, f"key {DS4.keys['layers'].name}", f"layers among {list(whole.layers)}", f"{strange[0]}"
-        )
+        wanted = f"layers among {list(whole.layers)}"
+        raise FormatError(header.path, _at(dialect, "layers"), wanted, f"{strange[0]}")
     sizes, count = subset(whole, layers), len(layers)
-    pairs = {
+    pairs: dict[str, tuple[object, object]] = {
         "layers": (sizes.layers, layers),
         "rows": (sizes.rows, rows),
-        "compressed": (sizes.compressed, int(roles["compressed"])),
-        "token_map": (sizes.vocabulary, roles["token_map"].size),
-        "moduli": (count * sizes.columns, roles["moduli"].size),
-        "multipliers": (count * sizes.size, roles["multipliers"].size),
+        "compressed": (sizes.compressed, roles.get("compressed", [sizes.compressed])[0]),
+        "token_map": (sizes.vocabulary, len(roles["token_map"])),
+        "moduli": (count * sizes.columns, len(roles["moduli"])),
+        "multipliers": (count * sizes.size, len(roles["multipliers"])),
+        "offsets": (count * sizes.columns, len(roles.get("offsets", roles["moduli"]))),
     }
     for role, (expected, found) in pairs.items():
         if expected != found:
-            raise FormatError(header.path, f"key {DS4.keys[role].name}", f"{expected} as {origin} says", f"{found}")
+            where = _at(dialect, role) if role in dialect.keys else f"tensor of layer {layers[0]}"
+            raise FormatError(header.path, where, f"{expected} as {origin} says", f"{found}")
     return sizes

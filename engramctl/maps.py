@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engramctl import stored
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import digest
 from engramctl.profiles import Profile
 from engramctl.source import FoundMap, is_container, open_source
-from formats import token_map
+from formats import recognise, token_map, tsd41
 from formats.disk import ReadFile
 from formats.errors import FormatError
+from formats.gguf_split import read_model
 
 STDIN = Path("-")
 
@@ -32,10 +34,12 @@ def read(path: Path | None, profile: Profile) -> FoundMap:
     """The map that `path` holds or gives; without a path the profile's own."""
     if path is None:
         return FoundMap(profile.token_map(), f"profile {profile.name}")
-    if path != STDIN and (path.is_dir() or is_container(path)):
+    if path != STDIN and path.is_dir():
         with open_source(path, profile.name) as source:
             found = source.token_map()
             return FoundMap(found.ids, f"{path}, from {found.origin}")
+    if path != STDIN and (other := inside(path)) is not None:
+        return other
     data, name = _bytes(path), "standard input" if path == STDIN else str(path)
     if _is_tokenizer(data):
         from engramctl import vocabulary
@@ -48,8 +52,54 @@ def given(path: Path | None) -> FoundMap | None:
     """The map of `--token-map FILE`, or None."""
     if path is None:
         return None
+    if path != STDIN and path.is_file() and (other := inside(path)) is not None:
+        return other
     name = "standard input" if path == STDIN else str(path)
     return FoundMap(token_map.decode(_bytes(path), name)[1], name)
+
+
+def read_file(path: Path, profile: Profile) -> tuple[str, NDArray[np.uint32]]:
+    """The form of a map file, and the map."""
+    return token_map.decode(_bytes(path), str(path), profile.sizes.vocabulary)
+
+
+def looks_like_one(path: Path) -> bool:
+    """Is the file a token map by itself, in whatever form?"""
+    try:
+        if path.stat().st_size > token_map.MOST_BYTES or _is_tokenizer(data := _bytes(path)):
+            return False
+        return len(token_map.decode(data, str(path))[1]) > 1
+    except FormatError:
+        return False
+
+
+def inside(path: Path) -> FoundMap | None:
+    """The map that a container's constants or a TSD41E01 file hold; None where the file is neither."""
+    if is_container(path):
+        return _of_container(path)
+    with ReadFile.open(path) as file:
+        if file.size < len(tsd41.MAGIC) or file.read(0, len(tsd41.MAGIC), "magic") != tsd41.MAGIC:
+            return None
+        return FoundMap(_checked(tsd41.read(file).token_map, path), f"{path}, a TSD41E01 file")
+
+
+def _of_container(path: Path) -> FoundMap:
+    """A GGUF's array or tensor of the map, whatever integers it is of, under whichever dialect's name."""
+    header = read_model(path, strict=False)
+    dialect = recognise.recognise(header).best
+    listed = None if dialect is None else stored.of_container(header, dialect).constants.get("token_map")
+    if listed is None:
+        raise FormatError(path, None, "a token map among its keys and tensors", "none")
+    return FoundMap(_checked(np.array(listed, np.int64), path), f"{path}, from the container")
+
+
+def _checked(ids: NDArray[np.int64], path: Path) -> NDArray[np.uint32]:
+    outside = np.flatnonzero((ids < 0) | (ids >= 2**32))
+    if outside.size or not ids.size:
+        where = f"entry {outside[0]}" if outside.size else None
+        found = f"{ids[outside[0]]}" if outside.size else "no entry"
+        raise FormatError(path, where, "compressed ids below 2**32", found)
+    return ids.astype(np.uint32)
 
 
 def _bytes(path: Path) -> bytes:
@@ -64,6 +114,11 @@ def _bytes(path: Path) -> bytes:
         if file.size > limit:
             raise FormatError(path, None, f"at most {limit} bytes", f"{file.size}")
         return file.read(0, file.size, "token map")
+
+
+def is_tokenizer(path: Path) -> bool:
+    """Does the file say that it is one?"""
+    return not is_container(path) and path.stat().st_size <= token_map.MOST_BYTES and _is_tokenizer(_bytes(path))
 
 
 def _is_tokenizer(data: bytes) -> bool:

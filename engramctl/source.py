@@ -99,9 +99,9 @@ def open_source(
             opened.close()
             raise EngramctlError(str(path), f"rows of {row264.WIDTH} values", f"{opened.sizes.width}")
         return opened
-    from formats.gguf_file import read_header
+    from formats.gguf_split import read_model
 
-    header = read_header(path)
+    header = read_model(path)
     if is_ple(header):
         from engramctl.siblings import container as ple
 

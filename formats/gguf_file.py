@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
@@ -92,6 +93,7 @@ class TensorInfo:
     offset: int  # from the start of the tensor data
     start: int  # from the start of the file
     size: int | None
+    shard: Path | None = None  # the file it lies in, where a model is in several
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,33 @@ class GgufHeader:
     tensors: tuple[TensorInfo, ...]
     header_end: int  # where the tensor infos end
     data_start: int  # the next aligned byte
+    shards: tuple[GgufHeader, ...] = ()  # headers of all files of a split model, this one's among them (gguf_split.py)
+    split_errors: tuple[tuple[str, str, str], ...] = ()  # (where, expected, found) of files that are not as they should
+
+    @property
+    def alone(self) -> GgufHeader:
+        """The header of this file by itself."""
+        return next((shard for shard in self.shards if shard.path == self.path), self)
+
+    def home(self, tensor: TensorInfo) -> GgufHeader:
+        """The header of the file that a tensor lies in."""
+        return next((shard for shard in self.shards if shard.path == tensor.shard), self)
+
+    @cached_property
+    def named(self) -> dict[str, TensorInfo]:
+        """Tensors by name."""
+        return {tensor.name: tensor for tensor in self.tensors}
 
     def tensor(self, name: str) -> TensorInfo:
-        for tensor in self.tensors:
-            if tensor.name == name:
-                return tensor
-        raise FormatError(self.path, None, f"a tensor {shown(name)}", f"none among {len(self.tensors)}")
+        if name in self.named:
+            return self.named[name]
+        absent = "".join(f"; without {where}" for where, _, _ in self.split_errors)
+        raise FormatError(self.path, None, f"a tensor {shown(name)}", f"none among {len(self.tensors)}{absent}")
 
     def span_errors(self) -> list[tuple[str, str, str]]:
         """(tensor, expected, found): past the end of the file, off the alignment, inside the tensor before."""
+        if self.shards:
+            return [error for shard in self.shards for error in shard.span_errors()]
         errors = []
         before: TensorInfo | None = None
         for tensor in sorted(self.tensors, key=lambda tensor: (tensor.start, tensor.size or 0)):

@@ -48,20 +48,26 @@ def encode_header(
     elif ALIGNMENT_KEY in held and held[ALIGNMENT_KEY] != u32(alignment):
         raise ValueError(f"alignment {alignment} contradicts the key {ALIGNMENT_KEY}")
 
-    parts = [struct.pack("<4sIQQ", MAGIC, VERSION, len(tensors), len(keys))]
-    for name, value in keys:
-        parts += [encode(Value(ValueType.STRING, name)), struct.pack("<I", value.type), encode(value)]
     offset = 0
     offsets: dict[str, int] = {}
     for name, type_id, shape, size in tensors:
         known = tensor_bytes(type_id, shape)
         if known is not None and known != size:
             raise ValueError(f"tensor {name}: {shape} of type {type_id} takes {known} bytes, not {size}")
-        parts += [encode(Value(ValueType.STRING, name)), struct.pack(f"<I{len(shape)}Q", len(shape), *shape)]
-        parts.append(struct.pack("<IQ", type_id, offset))
         offsets[name] = offset
         offset += aligned(size, alignment)
-    header = b"".join(parts)
+    header = encode_parts(keys, [(name, type_id, shape, offsets[name]) for name, type_id, shape, _ in tensors])
     data_start = aligned(len(header), alignment)
     header += bytes(data_start - len(header))
     return Layout(header, {name: data_start + at for name, at in offsets.items()}, data_start + offset)
+
+
+def encode_parts(keys: Sequence[tuple[str, Value]], tensors: Sequence[tuple[str, int, tuple[int, ...], int]]) -> bytes:
+    """A version 3 header up to the end of the tensor infos: keys, and (name, ggml type id, ne shape, offset)."""
+    parts = [struct.pack("<4sIQQ", MAGIC, VERSION, len(tensors), len(keys))]
+    for name, value in keys:
+        parts += [encode(Value(ValueType.STRING, name)), struct.pack("<I", value.type), encode(value)]
+    for name, type_id, shape, offset in tensors:
+        parts += [encode(Value(ValueType.STRING, name)), struct.pack(f"<I{len(shape)}Q", len(shape), *shape)]
+        parts.append(struct.pack("<IQ", type_id, offset))
+    return b"".join(parts)

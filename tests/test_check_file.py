@@ -57,7 +57,7 @@ def test_what_repack_writes_is_accepted(cli: Cli, container: Path, full_containe
             "engram-only: no main weights",
             "not the release: its config says that it is synthetic",
         ]
-        assert report["coverage"] == {"unit": "rules", "checked": 19, "of": 19, "sampled": False}
+        assert report["coverage"] == {"unit": "rules", "checked": 21, "of": 21, "sampled": False}
 
 
 def test_every_rule_names_its_source() -> None:
@@ -68,9 +68,10 @@ def test_every_rule_names_its_source() -> None:
             assert rule.source.count("/") >= 1
 
 
-def test_another_loader_is_not_known_yet(cli: Cli, container: Path, tmp_path: Path) -> None:
-    refusal = cli.refused_twice(tmp_path, "check", "file", container, "--loader", "llamacpp")
-    assert (refusal.where, refusal.found) == ("--loader", "llamacpp")
+def test_an_unknown_loader_is_refused_with_those_there_are(cli: Cli, container: Path, tmp_path: Path) -> None:
+    refusal = cli.refused_twice(tmp_path, "check", "file", container, "--loader", "ollama")
+    assert (refusal.where, refusal.found) == ("--loader", "ollama")
+    assert "ds4, llamacpp, split-i8, all" in refusal.expected
 
 
 def rename(old: str, new: str) -> Change:
@@ -375,7 +376,7 @@ def test_wide_numbers_are_refused_not_cut(cli: Cli, container: Path, tmp_path: P
     layout = gguf_file.encode_header(list(keys.items()), tensors, header.alignment)
     path = tmp_path / "wide.gguf"
     path.write_bytes(layout.header + container.read_bytes()[header.data_start :])
-    refusal = cli.refused(tmp_path, "lookup", path, "--layer", 1, "--rows", 0)
+    refusal = cli.refused(tmp_path, "run", path, "--layer", 1, "--ids", 0, "--stop-at", "rows")
     assert (refusal.expected, refusal.found) == ("numbers below 4294967296", f"{ids[3]}")
 
 

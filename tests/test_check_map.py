@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from checks import changed, differs, found, only, passes, set_u32, wheres
 from cli_helpers import Cli, Copy
 from published import fixture, sha256, shipped_map
 
-from engramctl.verify import second_map
+from engramctl import profiles
+from engramctl.source import FoundMap
+from engramctl.verify import second_map, token_map
 from engramctl.vocabulary import extra_tokenizer, normaliser
 
 PUBLISHED = "c60a86322ec17b4142bfef3c57a8d81fb428550cdf487f88a4320cb59fe46481"
@@ -176,3 +179,15 @@ def test_no_tokenizer_to_be_found_is_refused(cli: Cli, full: Path, container: Pa
     refusal = cli.refused(tmp_path, "check", "map", container, "--tokenizer", tmp_path / "none.json")
     assert (refusal.expected, refusal.found) == ("a tokenizer.json", "nothing there")
     assert cli.refused(tmp_path, "check", "map", container, "--tokenizer", container).expected == "UTF-8 text"
+
+
+def test_a_map_of_millions_of_entries_is_named_in_little_memory(real: np.ndarray) -> None:
+    """A hostile one: every known mistake is held against it, and every pair of them."""
+    ids = np.arange(3_000_000, dtype=np.uint32)
+    ids[: real.size] = real
+    tracemalloc.start()
+    result = token_map.check(FoundMap(ids, "x"), None, profiles.load())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not result.ok
+    assert peak < 900 << 20

@@ -111,7 +111,7 @@ def test_the_raw_pad_is_told_from_the_compressed_one(cli: Cli, container: Path, 
     assert only(differs(cli, "params", changed(container, tmp_path, raw_pad))) == (
         "deepseek41.engram.pad_id",
         "1 as derived",
-        "2",
+        "2, which is the raw pad",
     )
 
 

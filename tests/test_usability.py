@@ -137,7 +137,8 @@ def test_a_file_of_the_wrong_kind_is_called_what_it_is(cli: Cli, tiny: Path, con
             ("check", "file", path),
             ("check", "packing", path, container),
         ):
-            assert cli.refused(tmp_path, *words).found == kind, words
+            if words[0] != "show" or kind not in ("a token map", "an npy file"):  # maps, which show describes
+                assert cli.refused(tmp_path, *words).found == kind, words
     for words in (("repack", container, "--dry-run"), ("check", "source", container)):
         refusal = cli.refused(tmp_path, *words)
         assert (refusal.expected, refusal.found) == ("a checkpoint folder or a safetensors file", "a GGUF container")

@@ -88,7 +88,7 @@ app.command("packing", epilog=edge.EXITS)(packing.packing)
 @app.command("file", epilog=edge.EXITS)
 def file_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A container.")],
-    loader: Annotated[str, typer.Option("--loader", metavar="NAME", help="Whose rules: ds4.")] = "ds4",
+    loader: Annotated[str | None, typer.Option("--loader", metavar="NAME", help="Whose rules, or all.")] = None,
     release: Release = False,
     profile: Profile = DEFAULT,
     json: Json = False,
@@ -98,7 +98,7 @@ def file_(
     from engramctl.siblings import checking
     from engramctl.verify import container
 
-    sibling = checking.file(file, loader)
+    sibling = checking.file(file, loader or "ds4")
     verdict("file", file, sibling or container.check(file, profiles.load(profile), loader, release), json)
 
 

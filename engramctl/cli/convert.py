@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engramctl.cli.options import STDIN, Force, Json, Output, Profile, Quiet, TokenMap
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Maybe = Path | None
 
@@ -24,6 +28,8 @@ class MapForm(StrEnum):
 class ParamsForm(StrEnum):
     json = "json"
     npz = "npz"
+    c = "c"
+    rust = "rust"
 
 
 class Tokens(StrEnum):
@@ -49,6 +55,9 @@ def make_map(
     allow_mismatch: Annotated[
         bool, typer.Option("--allow-mismatch", help="Write a map that is not the profile's.")
     ] = False,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="ID|TEXT", help="Which tokens share its compressed id, and why.")
+    ] = None,
     profile: Profile = "deepseek-v4.1-flash",
     force: Force = False,
     json: Json = False,
@@ -69,6 +78,9 @@ def make_map(
     known = profiles.load(profile)
     maps.expect_map(known)
     found = maps.read(source, known)
+    if explain is not None:
+        _explain(explain, source, found.ids, json)
+        return
     facts = maps.describe(found.ids, known)
     if facts["same"] or allow_mismatch:
         if output is not None:
@@ -88,6 +100,22 @@ def make_map(
     raise typer.Exit(code)
 
 
+def _explain(asked: str, source: Path | None, ids: NDArray[np.uint32], json: bool) -> None:
+    from engramctl import explain_map, report, vocabulary
+    from engramctl.maps import is_tokenizer
+
+    path = source / "tokenizer.json" if source is not None and source.is_dir() else source
+    if path is None:
+        path = vocabulary.extra_tokenizer()
+    elif path == STDIN or not path.is_file() or not is_tokenizer(path):
+        path = None
+    found = explain_map.explain(asked, ids, path)
+    if json:
+        report.as_json("map", True, {"explain": found})
+    else:
+        report.table(("class", "token", "piece", "key", "why"), explain_map.rows(found))
+
+
 def params(
     source: Annotated[
         Maybe, typer.Argument(metavar="[SOURCE]", help="A checkpoint, container or params file; the profile if absent.")
@@ -105,7 +133,7 @@ def params(
     """
     import json
 
-    from engramctl import constants, params_file, profiles
+    from engramctl import constants, params_code, params_file, profiles
     from engramctl.cli import edge
     from engramctl.cli.output import emit, refuse_existing
 
@@ -114,7 +142,9 @@ def params(
     found = constants.read(source, profile, token_map)
     known = found.profile or profiles.load(profile or profiles.DEFAULT)
     statuses, differs = constants.statuses(found, known), constants.differs_from_profile(found, known)
-    if to is ParamsForm.npz:
+    if to in (ParamsForm.c, ParamsForm.rust):
+        data = params_code.FORMS[to.value](found.params).encode()
+    elif to is ParamsForm.npz:
         data = params_file.to_npz(found.params)
     else:
         facts = {
@@ -174,7 +204,9 @@ def synth(
 
 
 def show(
-    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A container, a checkpoint, a shard.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE|DIR", help="A container, checkpoint, shard, token map, file of rows.")
+    ],
     profile: OptionalProfile = None,
     json: Json = False,
 ) -> None:
@@ -182,15 +214,14 @@ def show(
 
     Dialect, constants, tables, sizes, and which loaders take it; reads headers only.
     """
-    from engramctl import report
-    from engramctl import show as look
+    from engramctl import report, show_lines
     from engramctl.siblings import show as siblings
 
     found = siblings.describe_any(path, profile)
     if json:
         report.as_json("show", True, found)
     else:
-        report.facts(look.lines(found))
+        report.facts(show_lines.lines(found))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

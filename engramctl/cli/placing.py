@@ -12,6 +12,7 @@ from engramctl.cli import edge
 if TYPE_CHECKING:
     from engramctl.source import Source
     from engramctl.table import Table
+    from engramctl.tables import Tables
 
 
 class IoName(StrEnum):
@@ -43,7 +44,7 @@ By = Annotated[ShardBy, typer.Option("--shard-by", help="Cut between any rows, o
 
 
 def table(
-    source: Source,
+    source: Source | Tables,
     layer: int,
     io: IoName | None,
     prewarm: bool,

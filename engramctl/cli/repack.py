@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from engramctl.cli import pack_other
 from engramctl.cli.options import STDIN, Force, Json, Quiet, Threads, TokenMap
 
 if TYPE_CHECKING:
@@ -42,12 +43,9 @@ def repack(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The container to write.")
     ] = None,
     layers: Annotated[str | None, typer.Option("--layers", metavar="1,14", help="Only these layers.")] = None,
-    dialect: Annotated[
-        str | None,
-        typer.Option(
-            "--dialect", metavar="NAME", help="ds4; qwen4exp or ple-sidecar for PLE; hf goes back from those."
-        ),
-    ] = None,
+    dialect: pack_other.Dialects = None,
+    append_to: pack_other.AppendTo = None,
+    in_place: pack_other.InPlace = False,
     kv_type: Annotated[
         KvForm | None, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
     ] = None,
@@ -95,28 +93,37 @@ def repack(
     from engramctl.errors import EngramctlError
     from formats.dialects import DS4
 
-    if output == STDIN or (output is None and not dry_run):
+    if output == STDIN or (output is None and not dry_run and not in_place):
         raise EngramctlError("--output", "a file: containers are not streams", "none" if output is None else "-")
     if siblings.profile_of(checkpoint, profile) is not None:
         from engramctl.siblings import commands
 
         kinds = (None if row_type is None else row_type.value, None if kv_type is None else kv_type.value)
-        asked = commands.Asked(checkpoint, output, profile, dialect, *kinds, dry_run, force, json, quiet)
+        wish = commands.Asked(checkpoint, output, profile, dialect, *kinds, dry_run, force, json, quiet)
         v41_only: dict[str, object] = {
             "--layers": layers,
             "--token-map": token_map,
             "--source-url": source_url,
             "--resume": resume,
+            "--append-to": append_to,
+            "--in-place": in_place,
         }
         v41_only |= {"--source-revision": source_revision, "--digest": digest, "--layer": layer, "--rows": rows}
-        if said := commands.convert(asked, v41_only | {"--part": part, "--merge": merge, "--break-lock": break_lock}):
+        if said := commands.convert(wish, v41_only | {"--part": part, "--merge": merge, "--break-lock": break_lock}):
             edge.say(said)
         return
-    if dialect not in (None, DS4.name) or row_type is not None:
-        raise EngramctlError("--dialect", f"{DS4.name}, with rows of row264, for this model", f"{dialect or row_type}")
+    if row_type is not None:
+        raise EngramctlError("--row-type", "none: this model's rows are row264", f"{row_type}")
+    form: Literal["f16", "bf16", "f32"] = "f16" if kv_type is None else kv_type.value
+    chosen = dialect or DS4.name
+    asked = pack_other.Asked(chosen, append_to, in_place, output, form, dry_run, resume, force, json, quiet)
+    pack_other.refuse(asked, [layer, rows, part, digest, merge or None])
     wanted = None if layers is None else tuple(int(x) for x in integers(layers, "--layers"))
     with open_checkpoint(checkpoint, profile, maps.given(token_map), wanted) as source:
-        made = repack_plan.plan(source, (kv_type or KvForm.f16).value, source_url, source_revision)
+        if asked.mine:
+            pack_other.run(source, asked)
+            return
+        made = repack_plan.plan(source, asked.kv_type, source_url, source_revision)
         some = _slice(source.sizes, layer, rows, part, merge)
         notes = repack_plan.notes(source)
         if not quiet:

@@ -141,31 +141,34 @@ def lookup(
     quiet: Quiet = False,
 ) -> None:
     """Read rows by number, as an npy array."""
-    from engramctl import pipeline
+    from engramctl import pipeline, siblings
     from engramctl import threads as pool
     from engramctl.cli import inputs, placing
     from engramctl.cli.output import emit, npy, refuse_existing
-    from engramctl.source import V41_ROWS, open_source, the_layer
-    from formats import row264
+    from engramctl.tables import open_tables
 
     refuse_existing(output, force, binary=True)
     if threads is not None:
         pool.use(threads)
-    with open_source(source, profile) as opened:
-        at = the_layer(opened, layer)
-        wanted = inputs.read_rows(rows, rows_file, opened.table(at).rows)
-        if opened.profile.storage.encoding != V41_ROWS:
-            from engramctl.siblings import run as siblings
+    if siblings.profile_of(source, profile) is not None:
+        from engramctl.siblings import run as sibling
+        from engramctl.source import open_source, the_layer
 
-            siblings.expect_unplaced({"--io": io, "--shard": shard, "--prewarm": prewarm})
-            emit(output, npy(siblings.looked_up(opened, at, wanted, to.value)), force)
+        with open_source(source, profile) as other:
+            at = the_layer(other, layer)
+            wanted = inputs.read_rows(rows, rows_file, other.table(at).rows)
+            sibling.expect_unplaced({"--io": io, "--shard": shard, "--prewarm": prewarm})
+            emit(output, npy(sibling.looked_up(other, at, wanted, to.value)), force)
             return
+    with open_tables(source, profile) as opened:
+        at = opened.the_layer(layer)
+        wanted = inputs.read_rows(rows, rows_file, opened.table(at).rows)
         with placing.table(opened, at, io, prewarm, shard, shard_by, wanted.size, quiet) as table:
             made: NDArray[Any]
             if to is ValuesForm.raw:
                 made = table.read(wanted)
             elif to is ValuesForm.f32:
-                made = row264.decode(table.read_valid(wanted))
+                made = table.decoded(wanted)
             else:
                 made = table.values(wanted, pipeline.engine_of("fast" if table.compiled(wanted.size) else "reference"))
         emit(output, npy(made), force)

@@ -30,15 +30,9 @@ class OnDisk:
             page_cache.at_random(part.file)
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        if rows.size <= TOKENS_WORTH:
-            order = np.argsort(rows)
-            ordered = rows[order]
-            if bool((ordered[1:] != ordered[:-1]).all()):
-                raw = np.empty((rows.size, self.extent.row_bytes), np.uint8)
-                raw[order] = self._rows(rows.size, ordered, np.ones(rows.size, np.int64))
-                return raw
         wanted, place = np.unique(rows, return_inverse=True)
-        raw = self._rows(wanted.size, *spans.runs(wanted))
+        few = rows.size <= TOKENS_WORTH
+        raw = self._rows(wanted.size, *((wanted, np.ones_like(wanted)) if few else spans.runs(wanted)))
         if wanted.size == rows.size and bool((place[1:] > place[:-1]).all()):
             return raw
         return raw[place]

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from engramctl import profiles
 from engramctl.config import MOST
-from engramctl.container import describe
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams, with_rule
 from engramctl.profiles import Profile, Sizes
@@ -26,6 +25,7 @@ from formats.errors import FormatError
 from formats.floats import from_bf16
 from formats.gguf_file import GGML_TYPES, GgufHeader, TensorInfo, ValueType
 from formats.ple_gguf import DIALECTS, SIDECAR, PleDialect
+from formats.recognise import describe
 from formats.row_plain import PlainRows
 
 NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -230,7 +230,7 @@ class _Keys:
     def refuse(self, role: str, expected: str) -> None:
         name = self.dialect.keys[role].name
         value = self.header.keys[name]
-        what = describe(value.type, value.item)
+        what = describe(value)
         shown = f"{what} {value.value!r:.40}" if value.type != ValueType.ARRAY else f"{what} of {len(value.value)}"
         raise FormatError(self.header.path, f"key {name}", expected, shown)
 

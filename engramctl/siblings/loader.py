@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from engramctl.container import describe
 from engramctl.siblings.container import dialect_of, type_of
 from engramctl.source import named
 from engramctl.verify.result import Coverage, Result
 from formats.errors import shown
 from formats.gguf_file import GgufHeader, ValueType, read_header
 from formats.ple_gguf import QWEN4EXP, SIDECAR, PleDialect
+from formats.recognise import describe
 
 CHECK = "file"
 MOST_ORDERS, MOST_HEADS = 8, 64  # LLAMA_MAX_PLE_NGRAM, LLAMA_MAX_PLE_HEADS
@@ -44,7 +44,7 @@ def _keys(header: GgufHeader, dialect: PleDialect) -> Iterator[Finding]:
         if value is None:
             if role not in dialect.optional:
                 yield f"key {key.name}", key.type, "no such key"
-        elif (kind := describe(value.type, value.item)) not in ALSO.get(key.type, (key.type,)):
+        elif (kind := describe(value)) not in ALSO.get(key.type, (key.type,)):
             yield f"key {key.name}", key.type, kind
 
 
@@ -83,7 +83,7 @@ def _meaning(header: GgufHeader, dialect: PleDialect) -> Iterator[Finding]:
 
 
 def _tensors(header: GgufHeader, dialect: PleDialect, used: int) -> Iterator[Finding]:
-    there = {tensor.name: tensor for tensor in header.tensors}
+    there = header.named
     width = header.keys[dialect.keys["width"].name].value
     layer = int(header.keys[dialect.keys["layers"].name].value[0]) if dialect is QWEN4EXP else 0
     for role, pattern in dialect.tensors.items():

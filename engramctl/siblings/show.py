@@ -10,14 +10,15 @@ import numpy as np
 from engramctl import config as v41_configs
 from engramctl import profiles, siblings
 from engramctl.checkpoint import read_config
-from engramctl.container import describe as describe_type
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile, Sizes
 from engramctl.siblings import checkpoint, tensors
 from engramctl.source import V41_ROWS, is_container, is_ple, named
 from formats import safetensors_raw
 from formats.errors import FormatError
-from formats.gguf_file import GgufHeader, read_header
+from formats.gguf_file import GgufHeader
+from formats.gguf_split import read_model
+from formats.recognise import describe as describe_type
 
 LISTED = 24  # tensors that are listed: a table of 128 shards is one line
 
@@ -34,7 +35,7 @@ def describe_any(path: Path, profile_name: str | None) -> dict[str, Any]:
         if profile.storage.encoding != V41_ROWS:
             return describe(path, profile, profile_name is not None)
     elif path.is_file() and is_container(path):
-        header = read_header(path, strict=False)
+        header = read_model(path, strict=False)
         if is_ple(header):
             return describe_container(path, profile_name, header)
         return show.describe(path, profile_name, header)
@@ -181,7 +182,7 @@ def _key_constants(header: GgufHeader) -> dict[str, Any]:
     for name, value in header.keys.items():
         if ".ple." not in name:
             continue
-        entry: dict[str, Any] = {"type": describe_type(value.type, value.item)}
+        entry: dict[str, Any] = {"type": describe_type(value)}
         if value.item is None:
             entry["value"] = value.value
         else:

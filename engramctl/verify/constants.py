@@ -6,64 +6,26 @@ A constant is a list of integers by role; `ROLES` names them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import derivation, hash_params
-from engramctl.config import MOST
-from engramctl.container import describe
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import subset_params
+from engramctl.stored import ROLES, Stored, of_container
 from engramctl.verify.result import Result
-from formats.dialects import Dialect
-from formats.gguf_file import GgufHeader, ValueType
 
-ROLES = ("layers", "rows", "heads", "compressed", "pad_id", "token_map", "multipliers", "moduli", "offsets")
+__all__ = ["BY_LAYER", "ROLES", "Constants", "Expectation", "Stored", "compare", "container_layers", "derived"]
+__all__ += ["of_container", "of_file", "of_params", "of_sizes", "published", "same_model", "statuses"]
+
 BY_LAYER = {"multipliers": "position", "moduli": "column", "offsets": "column"}  # what counts within a layer
+OTHER_PAD = {"pad_id": ("pad_token_id", "raw"), "pad_token_id": ("pad_id", "compressed")}
 
 Constants = Mapping[str, list[int]]
-
-
-@dataclass
-class Stored:
-    """What a file says, under its own names; `problems` are (where, expected, found) of what it does not say well."""
-
-    constants: dict[str, list[int]] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
-    problems: list[tuple[str, str, str]] = field(default_factory=list)
-    of_map: dict[str, str] = field(default_factory=dict)  # what a file says about the map: vocabulary, token_map_sha256
-
-
-def of_container(header: GgufHeader, dialect: Dialect) -> Stored:
-    """A container's keys, whatever their integer types; absent ones and those that are no integers are problems."""
-    stored = Stored()
-    for role, key in dialect.keys.items():
-        stored.names[role] = key.name
-        if key.type == "string":
-            continue
-        if key.name not in header.keys:
-            stored.problems.append((f"key {key.name}", f"a key of type {key.type}", "no such key"))
-            continue
-        value = header.keys[key.name]
-        listed = _integers(value.value, key.type.endswith("[]"))
-        if listed is None or value.type == ValueType.BOOL:
-            stored.problems.append((f"key {key.name}", key.type, describe(value.type, value.item)))
-        else:
-            stored.constants[role] = listed
-    return stored
-
-
-def _integers(value: object, is_array: bool) -> list[int] | None:
-    if isinstance(value, np.ndarray):
-        if value.size > MOST["vocabulary"]:  # no model's, and too much to look at one by one
-            return None
-        listed: list[int] = value.tolist()
-        return listed if is_array and np.issubdtype(value.dtype, np.integer) else None
-    return [value] if type(value) is int and not is_array else None
 
 
 def of_file(found: Mapping[str, Any]) -> Stored:
@@ -80,7 +42,12 @@ def of_file(found: Mapping[str, Any]) -> Stored:
 
 
 def of_params(params: HashParams) -> dict[str, list[int]]:
-    return {role: np.asarray(getattr(params, role)).reshape(-1).tolist() for role in ROLES}
+    return {role: np.asarray(getattr(params, role)).reshape(-1).tolist() for role in ROLES if hasattr(params, role)}
+
+
+def of_sizes(sizes: Sizes) -> dict[str, list[int]]:
+    """What a model's sizes say beside its hash constants: the raw pad among them."""
+    return {role: [getattr(sizes, role)] for role in ("width", "base", "pad_token_id")}
 
 
 def derived(whole: Sizes, layers: tuple[int, ...], token_map: NDArray[np.uint32], profile: Profile) -> HashParams:
@@ -127,10 +94,10 @@ def compare(
                     del by_value[origin]
                 by_value[expectation.origin if origin is None else f"{origin} and {expectation.origin}"] = value
         if role in stored.constants:
+            others = {each: theirs for made in expectations for each, theirs in made.constants.items()}
+            label, listed = stored.names.get(role, role), stored.constants[role]
             for origin, value in by_value.items():
-                _entries(
-                    check, stored.names.get(role, role), role, stored.constants[role], value, origin, layers, result
-                )
+                _entries(check, label, role, listed, value, origin, layers, others, result)
 
 
 def lacking(check: str, wanted: Stored, found: Stored, origin: str, result: Result) -> None:
@@ -148,14 +115,19 @@ def _entries(
     expected: list[int],
     origin: str,
     layers: tuple[int, ...],
+    others: Constants,
     result: Result,
 ) -> None:
+    other, word = OTHER_PAD.get(role, ("", ""))
+    also = others.get(other, [])
     if len(found) != len(expected):
         result.add(check, name, f"{len(expected)} entries as {origin}", f"{len(found)}")
     each = max(1, len(expected) // max(1, len(layers)))
     for i, (want, have) in enumerate(zip(expected, found, strict=False)):
         if want != have:
-            result.add(check, f"{name}{_place(role, i, each, layers, len(expected))}", f"{want} as {origin}", f"{have}")
+            confused = f", which is the {word} pad" if [have] == also else ""
+            where = f"{name}{_place(role, i, each, layers, len(expected))}"
+            result.add(check, where, f"{want} as {origin}", f"{have}{confused}")
 
 
 def _place(role: str, i: int, each: int, layers: tuple[int, ...], count: int) -> str:

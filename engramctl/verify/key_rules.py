@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from engramctl.container import describe
 from engramctl.verify.loader_facts import Broken, Facts
+from formats import recognise
 from formats.dialects import Key
 from formats.gguf_file import VERSION, Value
+from formats.recognise import describe
 
 INT64_MAX = 2**63 - 1
 F32_LIMIT = 2.0**127
@@ -37,28 +38,50 @@ def _text(facts: Facts, key: str, expected: str) -> Iterator[Broken]:
     if found is None:
         yield f"key {key}", expected, "no such key"
     elif not isinstance(found.value, str):
-        yield f"key {key}", expected, f"a value of type {describe(found.type, found.item)}"
+        yield f"key {key}", expected, f"a value of type {describe(found)}"
     elif found.value != expected:
         yield f"key {key}", expected, f"{found.value!r}"[:60]
 
 
 def key_types(facts: Facts) -> Iterator[Broken]:
     for key in facts.dialect.keys.values():
-        yield from _type(facts, key)
+        for name in recognise.names_of(key, len(facts.sizes.layers)):
+            yield from _type(facts, Key(name, key.type, key.also, key.tensor))
 
 
 def _type(facts: Facts, key: Key) -> Iterator[Broken]:
+    if key.tensor:
+        held = facts.header.named.get(key.name)
+        seen = None if held is None else recognise.type_of(held)
+        if seen is None or not key.takes(seen):
+            yield f"tensor {key.name}", f"a tensor of type {key.type}", seen or "no such tensor"
+        return
     value = facts.header.keys.get(key.name)
     if value is None:
         yield f"key {key.name}", f"a key of type {key.type}", "no such key"
-    elif (found := describe(value.type, value.item)) != key.type:
-        yield f"key {key.name}", f"type {key.type}", f"{found}"
+    elif not key.takes(found := describe(value)):
+        yield f"key {key.name}", f"type {' or '.join((key.type, *key.also))}", f"{found}"
+
+
+def present_types(facts: Facts) -> Iterator[Broken]:
+    """As `key_types`, for the keys that are there."""
+    for key in facts.dialect.keys.values():
+        if key.name in facts.header.keys:
+            yield from _type(facts, key)
+
+
+def record(facts: Facts) -> Iterator[Broken]:
+    """Whatever keeps the file from being the dialect's, as its record has it."""
+    layers = recognise.layers_of(facts.header, facts.dialect)
+    missing, wrong = recognise.difference(facts.header, facts.dialect, layers)
+    yield from ((name, f"a key or tensor of dialect {facts.dialect.name}", "none") for name in missing)
+    yield from wrong
 
 
 def layer_keys(facts: Facts) -> Iterator[Broken]:
     for role, expected in (("layers", facts.sizes.layers), ("rows", facts.sizes.rows)):
         found = facts.stored.constants.get(role)
-        if found is not None and found != list(expected):
+        if role in facts.dialect.keys and found is not None and found != list(expected):
             yield f"key {facts.dialect.keys[role].name}", f"{list(expected)}", f"{found[:8]}"[:80]
 
 

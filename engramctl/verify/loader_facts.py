@@ -40,9 +40,13 @@ class Facts:
     def name(self, role: str, layer: int) -> str:
         return self.dialect.tensors[role].format(layer=layer)
 
+    def key(self, role: str) -> str:
+        return self.dialect.keys[role].name
+
     def tensor(self, role: str, layer: int) -> TensorInfo | None:
-        name = self.name(role, layer)
-        return next((tensor for tensor in self.header.tensors if tensor.name == name), None)
+        if role not in self.dialect.tensors:
+            return None
+        return self.header.named.get(self.name(role, layer))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from engramctl.extents import data_rows
 from engramctl.profiles import Profile, Sizes
 from engramctl.table import Table
 from engramctl.verify import confidence
-from engramctl.verify.packing import CHUNK_ROWS, read_range, seeded_rows
+from engramctl.verify.packing import CHUNK_ROWS, Rows, seeded_rows
 from engramctl.verify.result import MOST_FINDINGS, Result
 from engramctl.verify.sides import Weight, bands
 from formats import row264
@@ -154,3 +154,18 @@ def tensor(file: ReadFile, found: Tensor, layer: int, role: str, result: Result)
                 where = f"layer {layer} tensor {found.name} row {row} column {column}"
                 result.add(CHECK, where, expected, f"0x{number}")
             result.total += int(wrong.size - named.size)
+
+
+def read_range(table: Table, first: int, last: int, buffer: Rows) -> Rows:
+    """Rows first..last, their parts side by side, in `buffer`."""
+    rows, column = buffer[: last - first], 0
+    for part in table.parts:
+        start, size = part.start + first * part.stride, (last - first) * part.stride
+        whole = part.stride == row264.ROW_BYTES
+        piece = rows if whole else np.empty((last - first, part.stride), np.uint8)
+        part.file.read_into(piece.data, start, f"rows {first} to {last} of layer {table.layer}")
+        part.file.done_with(start, start + size)
+        if not whole:
+            rows[:, column : column + part.stride] = piece
+        column += part.stride
+    return rows

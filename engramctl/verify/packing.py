@@ -18,7 +18,7 @@ from engramctl.hash_params import MOST_COLUMNS
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
 from engramctl.table import Table
-from engramctl.verify import confidence, constants
+from engramctl.verify import confidence, constants, loose, quantised
 from engramctl.verify import progress as progresses
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 from engramctl.verify.sides import WEIGHTS, Side, Weight, bands
@@ -67,7 +67,8 @@ def check(want: Side, have: Side, profile: Profile, asked: Asked, progress: Prog
     if state.unread:
         result.notes.append(f"{state.unread} rows lie in holes on both sides and count as zeros read")
     compared = [layer for layer in layers if layer in want.tables and layer in have.tables]
-    for layer in compared:
+    rows_alone = any(side.stored is not None and not side.stored.names for side in (want, have))
+    for layer in compared if not rows_alone else ():
         for role in WEIGHTS:
             _weight(want, have, layer, role, result)
     _constants(want, have, asked.layer, result)
@@ -107,8 +108,8 @@ def _layers(want: Side, have: Side, layer: int | None) -> list[int]:
 
 def _counted(expected: Table, found: Table, layer: int, result: Result) -> int:
     """How many rows both tables have; a difference is a finding."""
-    if expected.rows != found.rows:
-        result.add(CHECK, f"layer {layer}", f"{expected.rows} rows", f"{found.rows}")
+    if expected.whole != found.whole:
+        result.add(CHECK, f"layer {layer}", f"{expected.whole} rows", f"{found.whole}")
     result.coverage.of += expected.rows
     return min(expected.rows, found.rows)
 
@@ -123,7 +124,12 @@ def _some(
         if max(last for _, last in asked.rows) > expected.rows:
             last = max(last for _, last in asked.rows) - 1
             raise EngramctlError("--rows", f"rows in 0..{expected.rows - 1} of layer {layer}", f"{last}")
-        for rows in rowsets.joined(asked.rows, count):
+        wanted = rowsets.joined(asked.rows, count)
+        if loose.needed(expected, found):
+            wanted = loose.ranges(expected, found, wanted, count, result)
+            loose.compare(expected, found, wanted, _rows, CHECK, progress, result)
+            return
+        for rows in wanted:
             for done in compare(expected, found, rows, False, asked.threads or threads.count()):
                 _take(layer, done, progress, result)
         return
@@ -132,7 +138,7 @@ def _some(
     before = result.total
     for start in range(0, picked.size, CHUNK_ROWS):
         some = picked[start : start + CHUNK_ROWS]
-        _rows(layer, some, expected.read(some), found.read(some), result)
+        loose.rows(expected, found, some, _rows, CHECK, result)
         progress(some.size * row264.ROW_BYTES)
     if picked.size < count:
         confidence.say(layer, count, min(asked.sample or 0, count), result.total - before, "differ", result)
@@ -143,6 +149,11 @@ def _all(
 ) -> None:
     """Compare one layer's rows from where an earlier run stopped, and take the digest of what was found."""
     expected, found = want.tables[layer], have.tables[layer]
+    if loose.needed(expected, found):
+        count = _counted(expected, found, layer, result)
+        wanted = loose.ranges(expected, found, None, count, result)
+        loose.compare(expected, found, wanted, _rows, CHECK, progress, result)
+        return
     if state.layer == layer:
         count, first = min(expected.rows, found.rows), state.row
     else:
@@ -198,21 +209,6 @@ def seeded_rows(
     return np.unique(np.concatenate([np.array(telling.rows(count, boundaries), np.int64), seeded.astype(np.int64)]))
 
 
-def read_range(table: Table, first: int, last: int, buffer: Rows) -> Rows:
-    """Rows first..last, their parts side by side, in `buffer`."""
-    rows, column = buffer[: last - first], 0
-    for part in table.parts:
-        start, size = part.start + first * part.stride, (last - first) * part.stride
-        whole = part.stride == row264.ROW_BYTES
-        piece = rows if whole else np.empty((last - first, part.stride), np.uint8)
-        part.file.read_into(piece.data, start, f"rows {first} to {last} of layer {table.layer}")
-        part.file.done_with(start, start + size)
-        if not whole:
-            rows[:, column : column + part.stride] = piece
-        column += part.stride
-    return rows
-
-
 def _rows(layer: int, numbers: NDArray[np.int64], want: Rows, have: Rows, result: Result) -> None:
     differs = want != have
     wrong = np.flatnonzero(differs.any(axis=1))
@@ -247,6 +243,11 @@ def _band(expected: Weight, found: Weight, first: int, rows: int, result: Result
         return
     zeros = np.zeros((rows, expected.shape[1]))
     want, have = zeros if want is None else want, zeros if have is None else have
+    if not (expected.exact and found.exact):
+        kind = found.kind if not found.exact else expected.kind
+        for row, allowed, off in quantised.outside(want, have, kind):
+            result.add(CHECK, f"tensor {found.name} row {first + row}", allowed, off)
+        return
     odd = np.isnan(want) & np.isnan(have)  # neither is a number: nothing to compare
     if odd.any():
         result.notes.append(
@@ -266,17 +267,20 @@ def _band(expected: Weight, found: Weight, first: int, rows: int, result: Result
 def _constants(want: Side, have: Side, layer: int | None, result: Result) -> None:
     """Keys and texts of a container, whichever side it is on; two checkpoints have none."""
     stored = have.stored
-    if stored is None:
-        if want.stored is not None:
+    if stored is None or not stored.names:  # a checkpoint, or a file of rows alone
+        if want.stored is not None and want.stored.names:
             _constants(have, want, layer, result)
         return
     layers = tuple(sorted(have.tables)) if have.sizes is None else constants.container_layers(stored, have.sizes)
     layers = tuple(each for each in layers if each in want.tables) or tuple(sorted(want.tables))
     constants.compare("constants", stored, want.expected(layers), layers, result)
-    if want.stored is not None:
+    if want.stored is not None and want.kind == have.kind:
         constants.lacking("constants", want.stored, stored, str(want.path), result)
-    for role in want.texts if want.stored is None else dict.fromkeys([*want.texts, *have.texts]):
-        expected, found = want.texts.get(role), have.texts.get(role)
+    ours, theirs = want.texts, have.texts
+    if ours is None or theirs is None:
+        return
+    for role in ours if want.stored is None else dict.fromkeys([*ours, *theirs]):
+        expected, found = ours.get(role), theirs.get(role)
         if expected != found:
             result.add("constants", role, _text(role, expected, want), _text(role, found, have))
 

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
-from engramctl import hash_params, params_file
+from engramctl import container_sizes, hash_params, params_file, sidecars
 from engramctl.checkpoint import read_config as checkpoint_config
-from engramctl.container import read_config as container_config
 from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile, Sizes
 from engramctl.rules import V41_RULE
@@ -19,10 +18,11 @@ from engramctl.source import FoundMap, is_container
 from engramctl.verify import constants, name_params
 from engramctl.verify.constants import Expectation, Stored
 from engramctl.verify.result import Coverage, Result
-from formats.dialects import DS4
+from formats import recognise, tsd41
+from formats.dialects import DS4, TENSORSHARP
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.gguf_file import read_header
+from formats.gguf_split import read_model
 
 CHECK = "params"
 
@@ -35,7 +35,7 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     """
     stored, whole, own = read(path, profile)
     of_model, model_map = (None, None) if model is None else sizes_of(model, profile)
-    sizes = whole or of_model or profile.sizes
+    sizes = whole or of_model or stored.guess or profile.sizes
     shipped = FoundMap(profile.token_map(), f"profile {profile.name}") if _fits(profile, sizes) else None
     found_map = _as_map(stored)
     sure = given or own or model_map or shipped
@@ -43,16 +43,19 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     layers = constants.container_layers(stored, sizes)
     result = Result(Coverage("constants", 0, len(stored.constants) + len(stored.problems)))
     result.coverage.checked = len(stored.constants)
+    if whole is None and of_model is None and stored.guess is not None:
+        result.notes.append("the sizes are what its own keys say: --source CHECKPOINT gives better ones")
     expectations, derived = [], None
     if ids is not None:
         made = constants.derived(sizes, layers, ids, profile)
         derived = {role: value for role, value in constants.of_params(made).items() if role != "token_map" or sure}
+        derived |= constants.of_sizes(sizes)
         expectations.append(Expectation("derived", derived))
     public = constants.published(sizes, layers, profile)
     if public is None:
         result.notes.append(f"not the sizes of profile {profile.name}: compared with the derivation alone")
     else:
-        expectations.append(Expectation("published", constants.of_params(public)))
+        expectations.append(Expectation("published", constants.of_params(public) | constants.of_sizes(profile.sizes)))
     if ids is None:
         result.notes.append("no token map: nothing could be derived")
     elif sure is None:
@@ -97,13 +100,29 @@ def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap |
         stored.constants = {"layers": list(sizes.layers), "rows": list(sizes.rows), "compressed": [sizes.compressed]}
         return stored, sizes, own
     if is_container(path):
-        header = read_header(path, strict=False)
-        config = container_config(header, DS4)
-        whole = None if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
-        return constants.of_container(header, DS4), whole, None
+        header = read_model(path, strict=False)
+        dialect = recognise.recognise(header).best or DS4
+        stored = constants.of_container(header, dialect)
+        whole = container_sizes.of_container(header, dialect, stored.constants, profile)
+        if whole != profile.sizes and dialect.config not in header.keys:
+            stored.guess, whole = whole, None  # a file that says its own sizes proves little with them
+        return stored, whole, None
+    if (found_file := sidecars.recognise(path)) is not None and found_file.dialect is TENSORSHARP:
+        return _of_tsd41(path), None, None
     with ReadFile.open(path) as file:
         found = params_file.read(file.read(0, min(file.size, params_file.MOST_BYTES + 1), "params"), str(path))
     return constants.of_file(found), None, None
+
+
+def _of_tsd41(path: Path) -> Stored:
+    with ReadFile.open(path) as file:
+        found = tsd41.read(file)
+    stored = Stored(names={role: role for role in constants.ROLES})
+    for role in ("compressed", "pad_token_id", "size", "heads", "width"):
+        stored.constants[role] = [getattr(found, role)]
+    for role in ("layers", "rows", "token_map", "multipliers", "moduli", "offsets"):
+        stored.constants[role] = np.asarray(getattr(found, role)).reshape(-1).tolist()
+    return stored
 
 
 def _map_facts(stored: Stored, maps: list[FoundMap], result: Result) -> None:
@@ -122,10 +141,10 @@ def sizes_of(path: Path, profile: Profile) -> tuple[Sizes | None, FoundMap | Non
         _, config = checkpoint_config(path)
         sizes = None if config is None else configs.read_sizes(config, profile, str(path / "config.json"))
         return sizes, tokenizer_map(path / "tokenizer.json")
-    header = read_header(path, strict=False)
-    config = container_config(header, DS4)
-    whole = None if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
-    ids = _as_map(constants.of_container(header, DS4))
+    header = read_model(path, strict=False)
+    dialect = recognise.recognise(header).best or DS4
+    stored = constants.of_container(header, dialect)
+    whole, ids = container_sizes.of_container(header, dialect, stored.constants, profile), _as_map(stored)
     return whole, None if ids is None else FoundMap(ids, str(path))
 
 

@@ -14,23 +14,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import config as configs
-from engramctl import kinds
+from engramctl import container_sizes, kinds, sidecars
+from engramctl import tables as opened
 from engramctl.checkpoint import CheckpointSource, open_checkpoint
-from engramctl.container import read_config
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile, Sizes
 from engramctl.shapes import PROJECTION_BLOCK
 from engramctl.source import FoundMap, is_container
-from engramctl.table import Part, Table
+from engramctl.table import Table
 from engramctl.verify import constants
 from engramctl.verify.constants import Expectation, Stored
 from engramctl.verify.params import tokenizer_map
-from formats import row264
+from formats import row264, row_layouts
 from formats.dialects import DS4
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.gguf_file import GGML_TYPES, GgufHeader, TensorInfo, read_header
+from formats.gguf_file import TensorInfo
+from formats.gguf_split import read_model
+from formats.recognise import type_of as kind_of
 from formats.safetensors_raw import Tensor
 
 WEIGHTS = ("q_weight", "k_weight", "projection")
@@ -47,6 +48,8 @@ class Weight:
     name: str
     shape: tuple[int, int]
     band: Band
+    exact: bool = True  # False: re-encoded, compared within its type's bound
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,17 +61,20 @@ class Side:
     weights: Mapping[tuple[int, str], Weight]
     expected: Callable[[tuple[int, ...]], list[Expectation]]  # what the other's constants must be, for these layers
     stored: Stored | None  # None: a checkpoint stores none
-    texts: Mapping[str, str]  # config and encoding
+    texts: Mapping[str, str] | None  # config and encoding, where the dialect has them
     sizes: Sizes | None  # the whole model's
+    kind: str = ""  # a container's dialect
 
 
 def open_side(
     stack: ExitStack, path: Path, profile: Profile, profile_name: str | None = None, token_map: FoundMap | None = None
 ) -> Side:
-    """The checkpoint or ds4 container at `path`; `stack` closes it."""
-    kinds.refuse_other(path, kinds.SOURCES, (kinds.GGUF,))
+    """The checkpoint, container or file of rows at `path`; `stack` closes it."""
     if not path.is_dir() and is_container(path):
         return of_container(stack, path, profile)
+    if path.suffix != ".safetensors" and (rows := sidecars.opened(stack, path)) is not None:
+        return Side(path, rows[1], {}, lambda layers: [], Stored(), None, None)  # no weights and no constants
+    kinds.refuse_other(path, kinds.SOURCES)
     return of_checkpoint(stack.enter_context(open_checkpoint(path, profile_name, token_map)))
 
 
@@ -93,6 +99,7 @@ def of_checkpoint(source: CheckpointSource) -> Side:
         stated["rows"] = [tables[layer].rows for layer in layers]
         made = [Expectation("the checkpoint has it", stated)]
         made.append(Expectation("derived", constants.of_params(constants.derived(whole, layers, ids, source.profile))))
+        made.append(Expectation("the checkpoint has it", constants.of_sizes(whole)))
         public = constants.published(whole, layers, source.profile)
         return made if public is None else [*made, Expectation("published", constants.of_params(public))]
 
@@ -107,57 +114,48 @@ def _map_of(source: CheckpointSource) -> NDArray[np.uint32]:
 
 
 def of_container(stack: ExitStack, path: Path, profile: Profile) -> Side:
-    """A container whose tensors are where its header says; constants may be anything."""
-    header = read_header(path)
-    file = stack.enter_context(ReadFile.open(path))
-    stored = constants.of_container(header, DS4)
-    tables, weights = {}, {}
-    for layer in container_layers(header):
-        for role in ("table", *WEIGHTS):
-            name = DS4.tensors[role].format(layer=layer)
-            tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
-            if tensor is None:
-                continue
-            kind = kind_of(tensor)
-            if role == "table":
-                if kind != "I8" or len(tensor.shape) != 2 or tensor.shape[0] != DS4.row_bytes:
-                    raise FormatError(
-                        path, f"tensor {name}", f"I8 [{DS4.row_bytes}, rows]", f"{kind} {list(tensor.shape)}"
-                    )
-                tables[layer] = Table(layer, tensor.shape[1], (Part(file, tensor.start, DS4.row_bytes),))
-            elif kind not in FLOATS or len(tensor.shape) != 2:
-                raise FormatError(
-                    path, f"tensor {name}", f"{' or '.join(FLOATS)} in two dimensions", f"{kind} {list(tensor.shape)}"
-                )
-            else:
-                shape = (tensor.shape[1], tensor.shape[0])
-                weights[layer, role] = Weight(name, shape, _plain(file, tensor.start, shape, kind))
-    if not tables:
-        raise FormatError(path, None, f"a tensor {DS4.tensors['table'].format(layer='N')}", "none")
-    config = read_config(header, DS4)
-    whole = None if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
-    texts = {
-        role: header.keys[key].value
-        for role, key in (("encoding", DS4.keys["encoding"].name), ("config", DS4.config))
-        if key in header.keys
-    }
+    """A container of any dialect whose tensors are where its header says; constants may be anything."""
+    header = read_model(path)
+    files = stack.enter_context(opened.Files(header))
+    dialect, tables = opened.of_header(files)
+    stored = constants.of_container(header, dialect)
+    weights = {}
+    for layer in tables:
+        for role in WEIGHTS:
+            name = dialect.tensors.get(role, "").format(layer=layer)
+            tensor = header.named.get(name)
+            if tensor is not None:
+                weights[layer, role] = _weight_of(files.of(tensor), path, tensor)
+    texts: dict[str, str] | None = None
+    if dialect.layout == "row264" and "encoding" in dialect.keys:
+        named = (("encoding", dialect.keys["encoding"].name), ("config", dialect.config))
+        texts = {role: str(header.keys[key].value) for role, key in named if key in header.keys}
+    whole = container_sizes.of_container(header, dialect, stored.constants, profile)
 
     def expected(layers: tuple[int, ...]) -> list[Expectation]:
         return [Expectation(f"in {path}", stored.constants)]
 
-    return Side(path, tables, weights, expected, stored, {role: str(text) for role, text in texts.items()}, whole)
+    return Side(path, tables, weights, expected, stored, texts, whole, dialect.name)
 
 
-def kind_of(tensor: TensorInfo) -> str:
-    return GGML_TYPES[tensor.type].name if tensor.type in GGML_TYPES else f"type {tensor.type}"
+def _weight_of(file: ReadFile, path: Path, tensor: TensorInfo) -> Weight:
+    kind = kind_of(tensor)
+    layout = None if kind in FLOATS or not tensor.shape else row_layouts.ggml(kind, tensor.shape[0])
+    if (kind not in FLOATS and layout is None) or len(tensor.shape) != 2:
+        wanted = f"{' or '.join(FLOATS)} in two dimensions"
+        raise FormatError(path, f"tensor {tensor.name}", wanted, f"{kind} {list(tensor.shape)}")
+    shape = (tensor.shape[1], tensor.shape[0])
+    if layout is None:
+        return Weight(tensor.name, shape, _plain(file, tensor.start, shape, kind))
+    return Weight(tensor.name, shape, _decoded(file, tensor.start, layout), exact=False, kind=kind)
 
 
-def container_layers(header: GgufHeader) -> list[int]:
-    """Decoder layers of which the container has a table, by tensor name."""
-    before, after = DS4.tensors["table"].split("{layer}")
-    names = (tensor.name for tensor in header.tensors if tensor.name.startswith(before) and tensor.name.endswith(after))
-    numbers = (name[len(before) : len(name) - len(after)] for name in names)
-    return sorted(int(number) for number in numbers if number.isascii() and number.isdigit() and len(number) < 10)
+def _decoded(file: ReadFile, start: int, layout: row_layouts.RowLayout) -> Band:
+    def band(first: int, rows: int) -> NDArray[np.float64] | None:
+        raw = file.read(start + first * layout.stored, rows * layout.stored, "a weight")
+        return layout.decode(np.frombuffer(raw, np.uint8).reshape(rows, layout.stored)).astype(np.float64)
+
+    return band
 
 
 def _plain(file: ReadFile, start: int, shape: tuple[int, ...], kind: str) -> Band:

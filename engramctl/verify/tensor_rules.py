@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from engramctl.table import Part, Table
+from engramctl import tables as opened
 from engramctl.verify.loader_facts import Broken, Facts, called
-from engramctl.verify.sides import FLOATS, container_layers, kind_of
-from formats import row264
-from formats.disk import ReadFile
+from engramctl.verify.sides import FLOATS
+from formats import recognise
+from formats.errors import FormatError, shown
 from formats.gguf_file import TensorInfo, aligned
+from formats.recognise import table_layers
+from formats.recognise import type_of as kind_of
 
 U32_MAX = 2**32 - 1
 
 
 def spans(facts: Facts) -> Iterator[Broken]:
-    named = {tensor.name: tensor for tensor in facts.header.tensors}
+    named = facts.header.named
     for name, expected, found in facts.header.span_errors():
-        yield called(named[name]), expected, found
+        where = called(named[name]) if name in named else f"tensor {shown(name)}"  # a shard's own
+        yield where, expected, found
 
 
 def known_types(facts: Facts) -> Iterator[Broken]:
@@ -38,7 +41,7 @@ def file_end(facts: Facts) -> Iterator[Broken]:
 
 
 def tables(facts: Facts) -> Iterator[Broken]:
-    there = container_layers(facts.header)
+    there = table_layers(facts.header, facts.dialect)
     for layer in facts.sizes.layers:
         tensor = facts.tensor("table", layer)
         if tensor is None:
@@ -52,7 +55,7 @@ def tables(facts: Facts) -> Iterator[Broken]:
 
 
 def table_shape(facts: Facts, tensor: TensorInfo) -> Iterator[Broken]:
-    kind, width = kind_of(tensor), facts.dialect.row_bytes
+    kind, width = kind_of(tensor), facts.dialect.row
     if kind != "I8" or len(tensor.shape) != 2 or tensor.shape[0] != width or not 1 <= tensor.shape[1] <= U32_MAX:
         yield called(tensor), f"I8 [{width}, 1 to {U32_MAX}]", f"{kind} {list(tensor.shape)}"
 
@@ -104,18 +107,35 @@ def readable(facts: Facts) -> dict[int, TensorInfo]:
     """The tables that can be read as such: right type, right row, inside the file."""
     there = {layer: tensor for layer in facts.sizes.layers if (tensor := facts.tensor("table", layer)) is not None}
     inside = {
-        layer: tensor for layer, tensor in there.items() if tensor.start + (tensor.size or 0) <= facts.header.file_size
+        layer: tensor
+        for layer, tensor in there.items()
+        if tensor.start + (tensor.size or 0) <= facts.header.home(tensor).file_size
     }
     return {layer: tensor for layer, tensor in inside.items() if not list(table_shape(facts, tensor))}
 
 
+def layout(facts: Facts) -> Iterator[Broken]:
+    """264 bytes a row may be 256 codes and 8 scales, or 8 blocks of a scale and 32 codes: the rows say which."""
+    for layer, tensor in readable(facts).items():
+        known = recognise.layout_of(facts.header, facts.dialect, tensor)
+        if known is not None and known.name == "block264":
+            found = "8 blocks of a scale and its 32 codes"
+            yield called(tensor), f"rows of 256 codes and then 8 scales in layer {layer}", found
+
+
 def readable_rows(facts: Facts) -> Iterator[Broken]:
     """ds4 refuses a row when it looks it up; the telling rows are looked up here."""
-    with ReadFile.open(facts.path) as file:
+    with opened.Files(facts.header) as files:
         for layer, tensor in readable(facts).items():
             rows = facts.telling(layer)
-            raw = Table(layer, tensor.shape[1], (Part(file, tensor.start, tensor.shape[0]),)).read(rows)
+            try:
+                table = opened.of_layer(files, facts.dialect, layer)
+            except FormatError as error:
+                yield called(tensor), error.expected, error.found
+                continue
+            raw = table.read(rows)
             for i in range(len(rows)):
-                codes, scales = row264.split(raw[i : i + 1])
-                if (bad := row264.first_invalid(codes, scales)) is not None:
-                    yield f"layer {layer} row {rows[i]} byte {bad.byte}", bad.expected, bad.found
+                try:
+                    table.check(rows[i : i + 1], raw[i : i + 1])
+                except FormatError as error:
+                    yield f"{error.at}", error.expected, error.found

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import kinds
+from engramctl import kinds, maps
 from engramctl.arrays import STDIN, open_data
 from engramctl.errors import EngramctlError
 from engramctl.mistakes import map_sources
@@ -72,7 +72,13 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
     derived = None if tokenizer is None else params.tokenizer_map(tokenizer)
     if tokenizer is not None and derived is None:
         raise FormatError(tokenizer, None, "a tokenizer.json", "nothing there")
-    if path == STDIN or not (path.is_dir() or is_container(path)):
+    if path != STDIN and path.is_file() and (inside := maps.inside(path)) is not None:
+        whole = params.sizes_of(path, profile)[0] if is_container(path) else None
+        said = None if whole is None else (whole.vocabulary, whole.compressed)
+        published = published and said in (None, (profile.sizes.vocabulary, profile.sizes.compressed))
+        result = check(inside, derived, profile, said, published, tokenizer)
+        return _told(result, str(path), derived is not None or published)
+    if path == STDIN or not path.is_dir():
         data = open_data(path)
         if data.size > MOST_BYTES:
             raise FormatError(data.where, None, f"a token map of at most {MOST_BYTES} bytes", f"{data.size}")
@@ -88,7 +94,7 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
     if own is not None and path.is_dir():  # the map that a conversion would use, against the second derivation
         derived, own = derived or own, _built(path / "tokenizer.json")
     if own is None:
-        raise FormatError(path, None, "a token map" if path.is_file() else "a tokenizer.json", "none")
+        raise FormatError(path, None, "a tokenizer.json", "none")
     stated = None if sizes is None else (sizes.vocabulary, sizes.compressed)
     ours = (profile.sizes.vocabulary, profile.sizes.compressed)
     home = path / "tokenizer.json" if path.is_dir() else tokenizer

@@ -1,0 +1,154 @@
+"""repack --append-to: a checkpoint's tables and constants at the tail of an existing model, in a copy or in place.
+
+The model's own tensors keep their bytes and their order. In place the tail is written behind the last of them, then the
+header in front, as a repair does it: the journal finishes or undoes it from any step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engramctl import pieces, repack_split, repair_journal, tensor_pieces
+from engramctl.checkpoint import CheckpointSource
+from engramctl.dialect_keys import hyperparameters
+from engramctl.errors import EngramctlError
+from engramctl.repair import BOTH_WAYS, write_over
+from engramctl.repair_plan import PADDING, head_of
+from engramctl.tensor_pieces import KvType
+from formats import disk, gguf_split, ranges
+from formats import gguf_file as gguf
+from formats.dialect import Dialect
+from formats.dialects import DS4
+from formats.disk import ReadFile, WriteFile
+from formats.gguf_file import GgufHeader
+from formats.gguf_write import encode_parts
+
+
+@dataclass(frozen=True)
+class AppendPlan:
+    """The model, its new header, and where each new tensor goes."""
+
+    model: GgufHeader
+    dialect: Dialect
+    source: CheckpointSource
+    kv_type: KvType
+    head: bytes
+    starts: dict[str, int]
+    size: int
+
+    @property
+    def moved(self) -> int:
+        return len(self.head) - self.model.data_start
+
+    @property
+    def tail(self) -> int:
+        """Where the first new tensor starts."""
+        return min(self.starts.values())
+
+
+def plan(source: CheckpointSource, model: Path, dialect: Dialect, kv_type: KvType) -> AppendPlan:
+    """Where everything goes; a model that has tables already, or whose offsets leave no room, is refused."""
+    if dialect.layout not in ("row264", "split264") or not dialect.tensors:
+        raise EngramctlError("--dialect", "a GGUF dialect that is written: ds4 or split-i8", dialect.name)
+    header = gguf.read_header(model)
+    if gguf_split.position(header)[1] > 1:
+        hint = "llama-gguf-split --merge joins them"
+        raise EngramctlError(str(model), "a model in one file", "a shard of a split GGUF", hint)
+    tensor_pieces.require_width(source, dialect.name)
+    made = repack_split.infos(source, dialect, kv_type)
+    there = {tensor.name for tensor in header.tensors}
+    for name, _, _, _ in made:
+        if name in there:
+            raise EngramctlError(str(model), "a model without tables of its own", f"a tensor {name}")
+    keys = {name: value for name, value in header.keys.items() if name != PADDING}
+    for name, value in repack_split.constants(source, dialect):
+        if name == dialect.config and name in keys:
+            continue
+        if name in keys and keys[name] != value:
+            raise EngramctlError(f"{model}: key {name}", "none yet, or the checkpoint's", "another")
+        keys[name] = value
+    if dialect is DS4 and source.config is not None:
+        for name, value in hyperparameters(dialect, dict(source.config), str(source.path / "config.json")):
+            keys.setdefault(name, value)
+    old = [(t.name, t.type, t.shape, t.offset) for t in header.tensors]
+    end = max((t.offset + (t.size or 0) for t in header.tensors), default=0)
+    length = len(encode_parts(list(keys.items()), old + [(name, kind, shape, 0) for name, kind, shape, _ in made]))
+    step = max(ranges.BLOCK, header.alignment)
+    room = header.data_start
+    while not fits(length, room, header.alignment):
+        room += step
+    placed, size = _places(made, gguf.aligned(end, header.alignment), room, header.alignment, dialect)
+    head = head_of(list(keys.items()), old + placed, room, header.alignment)
+    starts = {name: room + offset for name, _, _, offset in placed}
+    return AppendPlan(header, dialect, source, kv_type, head, starts, room + size)
+
+
+def fits(length: int, room: int, alignment: int) -> bool:
+    from engramctl.repair_plan import PADDING_BYTES
+
+    return length + PADDING_BYTES <= room or gguf.aligned(length, alignment) == room
+
+
+def _places(
+    made: repack_split.Infos, end: int, room: int, alignment: int, dialect: Dialect
+) -> tuple[list[tuple[str, int, tuple[int, ...], int]], int]:
+    """Offsets behind the model's: a tail dialect's tables on its pages, others each at the aligned end of the last."""
+    tables = {dialect.tensors["table"].split("{layer}")[1]}
+    placed, offset = [], end
+    for name, kind, shape, size in made:
+        if dialect.placement == "tail" and any(name.endswith(each) for each in tables):
+            offset = gguf.aligned(room + offset, dialect.alignment) - room
+        if offset % alignment:
+            what = f"tables on pages of {dialect.alignment} at offsets that {alignment} divides"
+            raise EngramctlError(name, what, f"offset {offset}")
+        placed.append((name, kind, shape, offset))
+        offset = gguf.aligned(offset + size, alignment)
+    return placed, offset
+
+
+def _pieces(made: AppendPlan) -> list[pieces.Piece]:
+    return repack_split.fill(made.source, made.dialect, made.kv_type, made.starts)
+
+
+def to_file(
+    made: AppendPlan,
+    output: Path,
+    resume: bool = False,
+    force: bool = False,
+    progress: pieces.Progress = lambda n: None,
+) -> None:
+    """Model and tables in a new file."""
+    model = made.model
+    every = [*pieces.of_file(model, model.data_start, len(made.head), []), *_pieces(made)]
+    every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
+    who = repack_split.identity(made.source, made.dialect, **pieces.identity(model, made.head))
+    needed = pieces.bytes_of(model, output) + tensor_pieces.data_bytes(made.source)
+    pieces.write(output, made.size, needed, every, who, resume, force, progress)
+
+
+def in_place(made: AppendPlan, progress: pieces.Progress = lambda n: None) -> None:
+    """The tables behind the model's own tensors, then the new header in front of all of them."""
+    model = made.model
+    path, inserted = model.path, made.moved
+    if repair_journal.journal_of(path).exists():
+        raise EngramctlError(str(path), "no interrupted repair", "one", BOTH_WAYS)
+    if inserted % ranges.block_of(path):
+        what = "a header that ends on the file system's blocks"
+        raise EngramctlError(str(path), what, f"{inserted} bytes to be put in", "-o FILE writes a copy")
+    with ReadFile.open(path) as file:
+        old = file.read(0, model.data_start, "the header")
+        body, size = repair_journal.sample(file, model.data_start), file.size
+    free, needed = disk.free_bytes(path), tensor_pieces.data_bytes(made.source) + pieces.SPARE_BYTES
+    if free < needed:
+        raise EngramctlError(str(path.parent), f"{needed} free bytes", f"{free}")
+    repair_journal.begin(path, old, old, 0, size, body, grown=True)
+    with WriteFile.open(path) as out:
+        out.resize(made.size - inserted)
+        for piece in repack_split.fill(
+            made.source, made.dialect, made.kv_type, {name: at - inserted for name, at in made.starts.items()}
+        ):
+            piece.fill(out, progress)
+        out.sync()
+    repair_journal.begin(path, old, made.head, inserted, made.size - inserted, body, force=True)
+    write_over(path, made.head, inserted, made.size - inserted)

@@ -1,0 +1,171 @@
+"""repair, unpack: what is wrong with a container, and back to a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engramctl.cli.options import STDIN, Force, Json, Quiet
+from engramctl.errors import EngramctlError
+
+if TYPE_CHECKING:
+    from engramctl.repair_plan import RepairPlan
+
+Maybe = Path | None
+
+
+def repair(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A container.")],
+    source: Annotated[
+        Maybe,
+        typer.Option(
+            "--from", metavar="SOURCE", help="A checkpoint, tokenizer, container or params file; else the profile."
+        ),
+    ] = None,
+    to_dialect: Annotated[
+        str | None, typer.Option("--to-dialect", metavar="NAME", help="Another dialect's names and types.")
+    ] = None,
+    output: Annotated[
+        Maybe, typer.Option("--output", "-o", metavar="FILE", help="Where to write a repaired copy.")
+    ] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Change the file itself; no table byte moves.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change; write nothing.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Finish an interrupted repair in place, or, with -o, an interrupted copy.")
+    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take an interrupted repair in place back.")] = False,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="The model whose names and rules apply.")
+    ] = None,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write missing or wrong constants into a container, or another dialect's names and types.
+
+    The tables do not move. In place a journal finishes or undoes what was interrupted; power loss in the middle of
+    putting the room in is not promised.
+    """
+    from engramctl import repair as mend
+    from engramctl import report
+    from engramctl.cli import edge
+
+    ways = [name for name, given in (("-o", output), ("--in-place", in_place), ("--dry-run", dry_run)) if given]
+    if undo or (resume and output is None):
+        if ways or source or to_dialect or (resume and undo):
+            raise EngramctlError("--resume", "no other option that says what to do", "several")
+        with mend.alone(file):
+            done = mend.resume(file) if resume else mend.undo(file)
+        if json:
+            report.as_json("repair", True, {"path": str(file), "way": done})
+        elif not quiet:
+            edge.say(f"{file}: {done}")
+        return
+    if len(ways) != 1 or output == STDIN:
+        raise EngramctlError("repair", "one of -o FILE, --in-place and --dry-run", " and ".join(ways) or "none")
+    with mend.alone(file) if in_place else nullcontext():
+        made = _plan(file, source, to_dialect, profile)
+        way = "nothing to do" if not made.changes else "dry run"
+        if made.changes and output is not None:
+            with report.progress(file.stat().st_size, output.name, quiet or json) as advance:
+                way = mend.to_file(made, output, resume, force, advance)
+        elif made.changes and in_place:
+            mend.in_place(made)
+            way = "in place"
+    _report(made, _left(made, profile), way, (output or file) if made.changes else file, json, quiet, dry_run)
+
+
+def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str | None) -> RepairPlan:
+    from engramctl import repair_journal, repair_plan, repair_values
+    from engramctl.repair import BOTH_WAYS
+    from formats.dialects import DIALECTS, by_name
+    from formats.errors import FormatError
+    from formats.gguf_split import read_model
+    from formats.recognise import recognise
+
+    if repair_journal.journal_of(file).exists():
+        raise EngramctlError(str(file), "no interrupted repair", "one", BOTH_WAYS)
+    target = None if to_dialect is None else by_name(to_dialect)
+    if to_dialect is not None and target is None:
+        known = ", ".join(each.name for each in DIALECTS if each.keys)
+        raise EngramctlError("--to-dialect", f"one of {known}", to_dialect)
+    header = read_model(file, strict=False)
+    seen = recognise(header)
+    if seen.best is None:
+        raise FormatError(file, None, "a container of Engram tables", "; ".join((seen.sure, *seen.notes)))
+    known_profile = repair_values.of_name(profile)
+    truth = repair_values.find(header, seen.best, source, known_profile, profile)
+    return repair_plan.plan(file, header, seen.best, target or seen.best, truth)
+
+
+def _left(made: RepairPlan, profile: str | None) -> list[dict[str, str]]:
+    """Rules of the dialect's own loader that the repaired file breaks still: what is no matter of constants."""
+    from itertools import islice
+
+    from engramctl.repair_values import of_name
+    from engramctl.verify.container import refusals
+    from engramctl.verify.loader_rules import LOADERS
+    from formats.gguf_split import position
+
+    if made.target.name not in LOADERS or position(made.header)[1] > 1:
+        return []
+    return list(islice(refusals(made.after, of_name(profile), made.target.name), 100))
+
+
+def _report(
+    made: RepairPlan, left: list[dict[str, str]], way: str, where: Path, json: bool, quiet: bool, dry_run: bool
+) -> None:
+    from engramctl import repair_plan, report
+    from engramctl.cli import edge
+
+    output = None if dry_run or not made.changes else str(where)
+    facts: dict[str, Any] = repair_plan.describe(made, left) | {"way": way, "output": output}
+    if json:
+        report.as_json("repair", True, facts)
+        return
+    if made.changes and not quiet:
+        report.table(("what", "was", "now"), [(each["what"], each["was"], each["now"]) for each in facts["changes"]])
+    if not quiet:
+        count = len(facts["changes"])
+        done = "would change" if dry_run else "changed in place" if way == "in place" else "changed in a copy"
+        verdict = "healthy, left alone" if not left else "nothing to repair, left alone"
+        if count:
+            verdict = f"{count} {'thing' if count == 1 else 'things'} {done}"
+        edge.say(f"{where}: {verdict}; constants of {made.truth.origin}")
+        for each in left:
+            found = f"{each['where']}: expected {each['expected']}, found {each['found']}"
+            edge.say(f"{where}: still not as {made.target.name} wants it: {found}")
+
+
+def unpack(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A container, or a file or folder of rows, with lossless rows.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new or empty folder.")],
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="The model whose names and rules apply.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted run.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start an interrupted run again.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a lossless container's tables back as a safetensors checkpoint, byte for byte."""
+    from engramctl import report
+    from engramctl import unpack as back
+    from engramctl.cli import edge
+    from engramctl.repair_values import of_name
+
+    with report.progress(file.stat().st_size if file.is_file() else 0, output.name, quiet or json) as advance:
+        made = back.write(file, output, of_name(profile), resume, force, advance)
+    if json:
+        report.as_json("unpack", True, {"output": str(output), **made})
+    elif not quiet:
+        edge.say(f"{output}: {len(made['tensors'])} tensors{', a config' if made['config'] else ''}")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"repair": repair, "unpack": unpack}

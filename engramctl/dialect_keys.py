@@ -1,0 +1,89 @@
+"""A model's constants as a dialect keeps them: values by role, and each with exactly the type that its key demands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engramctl import config as configs
+from engramctl.hash_params import HashParams
+from engramctl.profiles import Sizes
+from formats import gguf_file as gguf
+from formats.dialect import Dialect, Key
+from formats.errors import FormatError
+from formats.gguf_file import Value, ValueType
+
+SCALARS = {
+    "u8": ValueType.UINT8,
+    "u32": ValueType.UINT32,
+    "i32": ValueType.INT32,
+    "u64": ValueType.UINT64,
+    "i64": ValueType.INT64,
+    "f32": ValueType.FLOAT32,
+}
+
+
+def values(dialect: Dialect, params: HashParams, sizes: Sizes) -> dict[str, Any]:
+    """Every role of the dialect that the constants and the sizes say; others are the file's own affair."""
+    known: dict[str, Any] = {
+        "encoding": dialect.encoding,
+        "storage": "embedded",
+        "present": True,
+        "layers": list(params.layers),
+        "rows": list(params.rows),
+        "heads": params.heads,
+        "width": sizes.width,
+        "size": params.size,
+        "base": sizes.base,
+        "compressed": params.compressed,
+        "pad_id": params.pad_id,
+        "pad_token_id": sizes.pad_token_id,
+        "token_map": params.token_map,
+        "moduli": params.moduli.reshape(-1),
+        "multipliers": params.multipliers.reshape(-1),
+        "offsets": params.offsets.reshape(-1),
+    }
+    return {role: known[role] for role in dialect.keys if role in known}
+
+
+def typed(key: Key, value: object, path: str) -> Value:
+    """The value with exactly the key's type; one that does not fit raises `FormatError`."""
+    kind = key.type.removesuffix("[]")
+    try:
+        if kind == "string":
+            return gguf.string(str(value))
+        if kind == "bool":
+            return gguf.boolean(bool(value))
+        if key.type.endswith("[]"):
+            return gguf.array(SCALARS[kind], np.asarray(value))
+        if not isinstance(value, (int, float)):
+            raise TypeError(type(value).__name__)
+        return gguf.scalar(SCALARS[kind], value)
+    except (ValueError, TypeError):
+        raise FormatError(path, f"key {key.name}", f"a value that fits {key.type}", f"{value!r:.40}") from None
+
+
+def same(stored: Value, wanted: Value) -> bool:
+    """Equal meaning, whatever the integers' width."""
+    if isinstance(stored.value, np.ndarray) and isinstance(wanted.value, np.ndarray):
+        alike = np.issubdtype(stored.value.dtype, np.integer) and stored.value.shape == wanted.value.shape
+        return bool(alike) and stored.value.tolist() == wanted.value.tolist()
+    return type(stored.value) is type(wanted.value) and bool(stored.value == wanted.value)
+
+
+def hyperparameters(dialect: Dialect, config: dict[str, Any], path: str) -> list[tuple[str, Value]]:
+    """Each published hyperparameter that the config has, under the dialect's prefix and with its type."""
+    part = configs.text_part(config, path)
+    keys = []
+    for key in dialect.hyperparameters:
+        names = key.name.removeprefix(f"{dialect.architecture}.").split(".")
+        value: Any = part
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            continue
+        if names == ["compress_ratios"] and isinstance(value, list):
+            value = value[: part.get("num_hidden_layers") or len(value)]  # the rest are the draft blocks'
+        keys.append((key.name, typed(key, value, path)))
+    return keys

@@ -1,0 +1,166 @@
+"""A file written piece by piece, each at its place: whole at the end or not at all, and taken up where it stopped.
+
+NAME.partial    the output so far, at its final size
+NAME.journal    one JSON object a line: what is being made, then {"done": pieces} after each sync
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from engramctl import __version__
+from engramctl.errors import EngramctlError
+from formats import disk, ranges
+from formats.disk import ReadFile, WriteFile
+from formats.errors import FormatError
+from formats.gguf_file import GgufHeader
+
+SPARE_BYTES = 16 << 20
+COPIED = 4 << 30  # of another file's bytes in one piece
+BOTH_WAYS = "--resume finishes it, --force starts again"
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some bytes of the output, written by `fill`; doing it twice does no harm."""
+
+    name: str
+    fill: Callable[[WriteFile, Progress], None]
+
+
+def of_file(header: GgufHeader, begin: int, at: int, ways: list[str]) -> list[Piece]:
+    """A GGUF's bytes from `begin` on, at `at` of the output, holes kept; `ways` hears how they went."""
+
+    def piece(start: int, end: int) -> Piece:
+        def fill(file: WriteFile, progress: Progress) -> None:
+            with ReadFile.open(header.path) as source:
+                if source.size != header.file_size:
+                    raise FormatError(header.path, None, f"{header.file_size} bytes, as before", f"{source.size}")
+                ways.append(ranges.copy(source, (start, end), file, at + start - begin, progress))
+
+        return Piece(f"tensors from byte {start} on", fill)
+
+    first = (begin // COPIED + 1) * COPIED  # whole blocks, which can be shared
+    edges = [begin, *range(first, header.file_size, COPIED), header.file_size]
+    return [piece(*each) for each in pairwise(edges)]
+
+
+def bytes_of(header: GgufHeader, output: Path) -> int:
+    """How much room a copy of a GGUF takes: what is no hole, unless the file system shares blocks."""
+    with ReadFile.open(header.path) as source:
+        held = sum(last - first for first, last in source.data(header.data_start, source.size))
+    return header.data_start if held and ranges.shares(header.path, output.parent) else held + header.data_start
+
+
+def identity(header: GgufHeader, head: bytes) -> dict[str, Any]:
+    """What an interrupted copy must find unchanged to go on."""
+    status = disk.system.status(header.path)
+    who = [header.path.name, status.st_size, status.st_mtime_ns]
+    return {"version": __version__, "model": who, "header": hashlib.sha256(head).hexdigest()}
+
+
+def write(
+    output: Path,
+    size: int,
+    needed: int,
+    pieces: Sequence[Piece],
+    identity: dict[str, Any],
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress = lambda n: None,
+) -> None:
+    """Every piece into `output` of `size` bytes, of which `needed` are no hole; bad content leaves nothing behind."""
+    disk.refuse_existing(output, force)
+    partial, journal = (output.with_name(output.name + ending) for ending in (".partial", ".journal"))
+    if partial.exists():
+        with WriteFile.open(partial) as left:
+            _take(left, partial)
+    done = _done(partial, journal, identity, resume, force)
+    if done is None:
+        if not output.parent.is_dir():
+            raise FormatError(output.parent, None, "a folder", "a file" if output.parent.exists() else "nothing there")
+        free = disk.free_bytes(output.parent)
+        if free < needed + SPARE_BYTES:
+            raise EngramctlError(str(output.parent), f"{needed + SPARE_BYTES} free bytes", f"{free}")
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(WriteFile.create(partial) if done is None else WriteFile.open(partial))
+        _take(file, partial)
+        try:
+            made = WriteFile.create(journal) if done is None else WriteFile.open(journal)
+            log = _Log(stack.enter_context(made), identity, done)
+            file.resize(size)
+            for number, piece in enumerate(pieces):
+                if number >= (done or 0):
+                    piece.fill(file, progress)
+                    file.sync()
+                    log.note(number + 1)
+        except (FormatError, EngramctlError):
+            stack.close()
+            _remove(partial, journal)
+            raise
+    disk.publish(partial, output, force)
+    _remove(journal)
+
+
+def _take(file: WriteFile, partial: Path) -> None:
+    """One run at a time, where the file system has locks."""
+    try:
+        file.lock()
+    except BlockingIOError:
+        hint = "wait for it, or stop it"
+        raise EngramctlError(str(partial), "no other run on this output", "one that writes it", hint) from None
+    except OSError:
+        pass
+
+
+class _Log:
+    def __init__(self, file: WriteFile, identity: dict[str, Any], done: int | None) -> None:
+        self.file, self.identity = file, identity
+        self.note(done or 0)
+
+    def note(self, done: int) -> None:
+        """So many pieces are durable. The file is written anew: it has two lines."""
+        lines = [json.dumps(self.identity, separators=(",", ":")), json.dumps({"done": done})]
+        data = ("\n".join(lines) + "\n").encode()
+        self.file.write(0, data)
+        self.file.resize(len(data))
+        self.file.sync()
+
+
+def _done(partial: Path, journal: Path, identity: dict[str, Any], resume: bool, force: bool) -> int | None:
+    """Pieces that are done already; None to begin anew. What is left over is not touched without being asked."""
+    begun = partial.exists() or journal.exists()
+    if force and not resume:
+        _remove(partial, journal)
+        return None
+    if not begun:
+        return None
+    if not resume:
+        raise EngramctlError(str(partial), "no unfinished output", "one", BOTH_WAYS)
+    lines: list[Any] = []
+    if journal.exists() and partial.exists():
+        with ReadFile.open(journal) as file, contextlib.suppress(ValueError):
+            lines = [json.loads(line) for line in file.read(0, min(file.size, 1 << 20), "journal").splitlines()]
+    if len(lines) < 2 or not isinstance(lines[1], dict) or type(lines[1].get("done")) is not int:
+        _remove(partial, journal)  # it ended before its journal was whole: nothing was done yet
+        return None
+    if lines[0] != identity:
+        changed = [name for name in identity if not isinstance(lines[0], dict) or lines[0].get(name) != identity[name]]
+        what = f"the same {', '.join(changed)} as when it was begun"
+        raise EngramctlError(str(journal), what, "others", "start again with --force, or bring back what changed")
+    return int(lines[1]["done"])
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            disk.system.unlink(path)

@@ -1,0 +1,142 @@
+"""repair: write a header with the right constants before tables that do not move: to a new file, or in place.
+
+In place the file system makes room at the start (Linux, ext4 and XFS), and the new header is written into it. Killed at
+any step, the journal finishes or undoes it. Power loss in the middle of the insertion itself is not promised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from engramctl import pieces, repair_journal
+from engramctl.errors import EngramctlError
+from engramctl.repair_plan import RepairPlan
+from formats import disk, gguf_split, ranges
+from formats.disk import ReadFile, WriteFile
+from formats.errors import FormatError
+
+BOTH_WAYS = "--resume finishes it, --undo takes it back"
+
+Progress = Callable[[int], None]
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """While the block runs no other run changes the file in place."""
+    with WriteFile.open(path) as file:
+        try:
+            file.lock()
+        except BlockingIOError:
+            what, hint = "a file that no other run is changing", "wait for it, or stop it"
+            raise EngramctlError(str(path), what, "one that is being changed", hint) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
+def to_file(
+    made: RepairPlan,
+    output: Path,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress = lambda n: None,
+) -> str:
+    """The repaired file under another name, whole or not at all; the way that the tables went."""
+    _require_name(made, output)
+    header, ways = made.header, ["nothing"]
+    size = made.data_start + header.file_size - made.old_end
+    every = pieces.of_file(header, made.old_end, made.data_start, ways)
+    every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
+    who, needed = pieces.identity(header, made.head), pieces.bytes_of(header, output)
+    pieces.write(output, size, needed, every, who, resume, force, progress)
+    return ways[-1]
+
+
+def _require_name(made: RepairPlan, output: Path) -> None:
+    """A shard is found by the end of its name."""
+    ending = gguf_split.ENDING.search(made.header.path.name)
+    if gguf_split.position(made.header)[1] > 1 and ending is not None and not output.name.endswith(ending[0]):
+        raise EngramctlError("--output", f"a name that ends in {ending[0]}, so that its shards are found", output.name)
+
+
+def in_place(made: RepairPlan) -> None:
+    """The repaired header in the file itself; the journal is there until it is done."""
+    path = made.header.path
+    if repair_journal.journal_of(path).exists():
+        raise EngramctlError(str(path), "no interrupted repair", "one", BOTH_WAYS)
+    inserted = made.moved
+    if inserted < 0 or inserted % ranges.block_of(path):
+        what = "a header that ends on the file system's blocks"
+        raise EngramctlError(str(path), what, f"{inserted} bytes to be put in", "-o FILE writes a repaired copy")
+    with ReadFile.open(path) as file:
+        old = file.read(0, made.old_end, "the header")
+        body, size = repair_journal.sample(file, made.old_end), file.size
+    repair_journal.begin(path, old, made.head, inserted, size, body)
+    write_over(path, made.head, inserted, size)
+
+
+def write_over(path: Path, head: bytes, inserted: int, size: int) -> None:
+    """Make room at the start of a file of `size` bytes and write the head; its journal is there, and goes."""
+    try:
+        if inserted:
+            ranges.insert(path, inserted)
+    except OSError as error:
+        if disk.system.status(path).st_size != size:
+            raise  # it was put in, and then something broke: the journal knows
+        repair_journal.remove(path)
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOTTY):
+            what = "a file system that puts ranges into files (Linux: ext4, XFS)"
+            raise EngramctlError(str(path), what, "one that does not", "-o FILE writes a repaired copy") from None
+        raise
+    _write_head(path, head)
+    repair_journal.remove(path)
+
+
+def resume(path: Path) -> str:
+    """Finish an interrupted repair in place."""
+    found, old, new = repair_journal.read(path)
+    if found.grown:
+        hint = "--undo takes it back; then repack --append-to again"
+        raise EngramctlError(str(path), "a repair that can be finished", "an append that was writing its tail", hint)
+    if _state(path, found) == "before" and found.inserted:
+        _write_head(path, old)  # an undo may have been interrupted
+        ranges.insert(path, found.inserted)
+    _write_head(path, new)
+    repair_journal.remove(path)
+    return "finished"
+
+
+def undo(path: Path) -> str:
+    """Take an interrupted repair back."""
+    found, old, _ = repair_journal.read(path)
+    if found.grown:
+        with WriteFile.open(path) as file:
+            file.resize(found.size)
+            file.sync()
+    if _state(path, found) == "after" and found.inserted:
+        ranges.collapse(path, found.inserted)
+    _write_head(path, old)
+    repair_journal.remove(path)
+    return "undone"
+
+
+def _state(path: Path, found: repair_journal.Journal) -> str:
+    """Was the room made? By the file's size, and by the first tensor bytes being where they then are."""
+    with ReadFile.open(path) as file:
+        after = file.size == found.size + found.inserted and found.inserted > 0
+        if not after and file.size != found.size:
+            sizes = f"{found.size} or {found.size + found.inserted} bytes, as its journal says"
+            raise FormatError(path, None, sizes, f"{file.size}")
+        place = found.old_end + (found.inserted if after else 0)
+        if repair_journal.sample(file, place) != found.body_sha256:
+            raise FormatError(path, place, "the tensor data that its journal is about", "other bytes")
+    return "after" if after else "before"
+
+
+def _write_head(path: Path, head: bytes) -> None:
+    with WriteFile.open(path) as file:
+        file.write(0, head)
+        file.sync()

@@ -1,0 +1,71 @@
+"""What `show` found, for people: names and values, one a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engramctl.show import LISTED
+
+
+def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same for people: names and values."""
+    pairs = [(found["kind"], found["path"]), ("dialect", found["dialect"] or f"none; nearest is {found['nearest']}")]
+    if found.get("sure"):
+        pairs.append(("sure", found["sure"]))
+    if found.get("unfinished"):
+        pairs.append(("unfinished", "repack has not finished it; --resume does"))
+    pairs += [("note", note) for note in found.get("notes", [])]
+    pairs += [("missing", name) for name in found["missing"]]
+    pairs += [("missing shard", name) for name in found.get("missing_shards", [])]
+    pairs += [("wrong", f"{w['where']}: expected {w['expected']}, found {w['found']}") for w in found["wrong"]]
+    if found["config_problem"]:
+        pairs.append(("config", found["config_problem"]))
+    for name, loader in found["loaders"].items():
+        whys = [f"{why['where']}: expected {why['expected']}, found {why['found']}" for why in loader["why"]]
+        if name != (found["dialect"] or found["nearest"]):  # another dialect's loader: one reason is enough
+            whys = [f"{whys[0]} (and {loader['why_total'] - 1} more)" if len(whys) > 1 else whys[0]] if whys else []
+        elif loader["why_total"] > len(whys):
+            whys.append(f"and {loader['why_total'] - len(whys)} more")
+        pairs.append((f"loader {name}", "accepts it" if loader["accepts"] else "refuses it"))
+        pairs += [("", why) for why in whys]
+    if "file_bytes" in found:
+        size = f"{found['file_bytes']:,} bytes"
+        pairs.append(("format", f"GGUF version {found['version']}, alignment {found['alignment']}, {size}"))
+    if found["sizes"]:
+        sizes = (f"{name}{_meaning(name)} {_listed(value)}" for name, value in found["sizes"].items())
+        pairs.append(("sizes", ", ".join(sizes)))
+    pairs += [
+        ("differs", f"{name}: {_listed(d['here'])}, profile {found['profile']} has {_listed(d['profile'])}")
+        for name, d in found["differs_from_profile"].items()
+    ]
+    pairs += [("fact", f"{name}: {value}") for name, value in found.get("facts", {}).items()]
+    pairs.append(("token map", ", ".join(f"{value}" for value in found["token_map"].values())))
+    stored = found["constants"].items()
+    pairs += [("constant", f"{name}: {c['type']} {_short(c)}{_meaning(name)}") for name, c in stored]
+    pairs += [
+        (
+            "tensor",
+            f"{t['name']}: {t.get('type') or t.get('dtype')} {t['shape']} at {t['start']:,}"
+            f"{' of ' + t['file'] if 'file' in t else ''}, {t['bytes'] or 0:,} bytes",
+        )
+        for t in found["tensors"]
+    ]
+    return pairs
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _meaning(name: str) -> str:
+    if name == "pad_token_id" or name.endswith(".pad_token_id"):
+        return " (raw)"
+    return " (compressed: what the token map has for the raw pad)" if name.endswith(".pad_id") else ""
+
+
+def _short(constant: dict[str, Any]) -> str:
+    value = constant.get("value", constant.get("begins"))
+    if isinstance(value, list):
+        more = ", ..." if constant["count"] > LISTED else ""
+        return f"[{', '.join(map(str, value[:LISTED]))}{more}] of {constant['count']}"
+    return str(value)

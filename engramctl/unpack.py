@@ -1,0 +1,271 @@
+"""unpack: a lossless container's tables back as a safetensors checkpoint, byte for byte.
+
+Rows, gate weights and config are the bytes that were packed. The projection was dequantised then: it is written as
+codes and scales of exactly its values, each block under the smallest scale that holds them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl import __version__, container_sizes, pieces, sidecars, stored, tables
+from engramctl.errors import EngramctlError
+from engramctl.extents import data_rows
+from engramctl.pieces import Progress
+from engramctl.profiles import Profile, Sizes
+from engramctl.shapes import PROJECTION_BLOCK
+from engramctl.source import is_container
+from engramctl.table import Table
+from formats import disk, recognise, row264, row_layouts, safetensors_raw, token_map
+from formats.dialect import Dialect
+from formats.disk import ReadFile, WriteFile
+from formats.errors import FormatError
+from formats.floats import E4M3_VALUES, exact_in_bf16, to_bf16
+from formats.gguf_file import TensorInfo
+from formats.gguf_split import read_model
+
+CHUNK_ROWS = 16384
+PIECE_ROWS = 16 << 20  # 4 GiB of rows are durable before the next are begun
+BEGUN = "unpack.journal"
+FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
+
+
+def write(
+    path: Path,
+    folder: Path,
+    profile: Profile,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress = lambda n: None,
+) -> dict[str, Any]:
+    """A checkpoint in `folder`, which is new or empty; it appears whole. What was written, by name.
+
+    What was interrupted stays as `.partial`, and goes on with `resume`; bad content leaves nothing behind.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise EngramctlError(str(folder), "a new or empty folder", "files in it" if folder.is_dir() else "a file")
+    if not folder.parent.is_dir():
+        raise FormatError(folder.parent, None, "a folder", "nothing there")
+    partial = folder.with_name(folder.name + ".partial")
+    _begin(partial, _identity(path), resume, force)
+    try:
+        made = _write(path, partial, profile, progress)
+    except (FormatError, EngramctlError):
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    disk.system.unlink(partial / BEGUN)
+    disk.fsync_folder(partial)
+    if folder.exists():
+        folder.rmdir()
+    partial.rename(folder)
+    return made
+
+
+def _identity(path: Path) -> bytes:
+    """What an interrupted run must find unchanged to go on."""
+    every = sorted(path.iterdir()) if path.is_dir() else [path]
+    stamps = {each.name: [(status := disk.system.status(each)).st_size, status.st_mtime_ns] for each in every}
+    return json.dumps({"version": __version__, "unpack": stamps}).encode() + b"\n"
+
+
+def _begin(partial: Path, who: bytes, resume: bool, force: bool) -> None:
+    """A folder for what is written, new or taken up again; no other one is touched."""
+    begun = partial / BEGUN
+    if partial.exists():
+        ours = begun.is_file() or (partial.is_dir() and not any(partial.iterdir()))
+        if not ours:
+            raise EngramctlError(str(partial), "no such folder, or an unfinished unpack", "something else")
+        if not (resume or force):
+            raise EngramctlError(str(partial), "no unfinished output", "one", pieces.BOTH_WAYS)
+        if resume and begun.is_file() and begun.read_bytes() != who:
+            hint = "start again with --force, or bring it back"
+            raise EngramctlError(str(begun), "the same input as when it was begun", "another", hint)
+        if not resume:
+            shutil.rmtree(partial)
+    partial.mkdir(exist_ok=True)
+    if not begun.is_file():
+        disk.write_whole(begun, [who])
+
+
+def _write(path: Path, folder: Path, profile: Profile, progress: Progress) -> dict[str, Any]:
+    with ExitStack() as stack:
+        if path.is_dir() or not is_container(path):
+            rows = sidecars.opened(stack, path)
+            if rows is None:
+                raise FormatError(path, None, "a container, or a file or folder of rows", "neither")
+            _require_lossless(path, *rows)
+            return _finish(folder, _shards(folder, rows[1], profile, {}, progress), None, None)
+        header = read_model(path)
+        files = stack.enter_context(tables.Files(header))
+        dialect, held = tables.of_header(files)
+        _require_lossless(path, dialect, held)
+        constants = stored.of_container(header, dialect).constants
+        sizes = container_sizes.of_container(header, dialect, constants, profile)
+        weights = {layer: _weights(files, dialect, layer) for layer in held}
+        shards = _shards(folder, held, profile, weights, progress)
+        config = header.keys[dialect.config].value if dialect.config in header.keys else None
+        if config is None and sizes is not None:
+            config = _config(sizes, profile)
+        return _finish(folder, shards, config, constants.get("token_map"))
+
+
+def _require_lossless(path: Path, dialect: Dialect, held: dict[int, Table]) -> None:
+    lossy = next((table.layout.name for table in held.values() if not table.layout.lossless), None)
+    if lossy is not None:
+        why = dialect.loses or "they were re-encoded"
+        raise EngramctlError(str(path), "rows that hold the checkpoint's bytes", f"{lossy} rows: {why}")
+    for layer, table in held.items():
+        if table.first or table.covered or table.rows != table.whole:
+            raise EngramctlError("unpack", "all rows of a layer", f"a part of layer {layer}")
+
+
+def _shards(
+    folder: Path,
+    held: dict[int, Table],
+    profile: Profile,
+    weights: dict[int, dict[str, NDArray[Any]]],
+    progress: Progress,
+) -> list[dict[str, str]]:
+    """One safetensors file a layer; the shard of each tensor. Files that are there were finished before."""
+    made, rest = [], []
+    for layer, table in held.items():
+        shard = folder / f"engram-layer-{layer:02d}.safetensors"
+        entries: list[tuple[str, str, tuple[int, ...]]] = []
+        for role, width in (("codes", row264.WIDTH), ("scales", row264.SCALES)):
+            entries.append((profile.tensors[role].of(layer), profile.tensors[role].dtype, (table.rows, width)))
+        for role, array in weights.get(layer, {}).items():
+            entries.append((profile.tensors[role].of(layer), profile.tensors[role].dtype, array.shape))
+        made.append(dict.fromkeys((name for name, _, _ in entries), shard.name))
+        if not shard.exists():
+            rest.append((shard, table, weights.get(layer, {}), *safetensors_raw.header(entries)))
+    held_bytes = [sum(last - first for first, last in _ranges(table)) * row264.ROW_BYTES for _, table, *_ in rest]
+    for number, (shard, table, arrays, head, spans) in enumerate(rest):
+        size = max(end for _, end in spans.values())
+        places = {role: spans[profile.tensors[role].of(table.layer)][0] for role in ("codes", "scales", *arrays)}
+        edges = pairwise([*range(0, table.rows, PIECE_ROWS), table.rows])
+        every = [_array(0, np.frombuffer(head, np.uint8)), *(_piece(table, places, *edge) for edge in edges)]
+        every += [_array(places[role], array) for role, array in arrays.items()]
+        needed = sum(held_bytes[number:])
+        pieces.write(shard, size, needed, every, {"shard": shard.name}, resume=True, progress=progress)
+    return made
+
+
+def _piece(table: Table, places: dict[str, int], start: int, end: int) -> pieces.Piece:
+    def fill(file: WriteFile, progress: Progress) -> None:
+        for first, rows in _rows(table, start, end):
+            codes, scales = row264.split(rows)
+            file.write(places["codes"] + first * row264.WIDTH, np.ascontiguousarray(codes).data)
+            file.write(places["scales"] + first * row264.SCALES, np.ascontiguousarray(scales).data)
+            progress(rows.nbytes)
+
+    return pieces.Piece(f"layer {table.layer} from row {start} on", fill)
+
+
+def _array(at: int, array: NDArray[Any]) -> pieces.Piece:
+    return pieces.Piece("header or weight", lambda file, progress: file.write(at, np.ascontiguousarray(array).data))
+
+
+def _ranges(table: Table, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of which some part is no hole; of rows on pages, all."""
+    last = table.rows if end is None else end
+    return iter([(start, last)]) if table.pages is not None else data_rows(table, start, last)
+
+
+def _rows(table: Table, start: int, end: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """(first row, rows as codes then scales) of what is no hole."""
+    for begin, stop in _ranges(table, start, end):
+        for first in range(begin, stop, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, stop)
+            if not table.plain:
+                yield first, table.read(np.arange(first, last))
+                continue
+            made = []
+            for part in table.parts:
+                raw = part.file.read(part.start + first * part.stride, (last - first) * part.stride, "rows")
+                made.append(np.frombuffer(raw, np.uint8).reshape(last - first, part.stride))
+            yield first, made[0] if len(made) == 1 else np.concatenate(made, axis=1)
+
+
+def _weights(files: tables.Files, dialect: Dialect, layer: int) -> dict[str, NDArray[Any]]:
+    """The layer's gate weights as BF16 bits, and the projection as codes and scales; absent ones are left out."""
+    there = files.header.named
+    made: dict[str, NDArray[Any]] = {}
+    for role in ("q_weight", "k_weight", "projection"):
+        tensor = there.get(dialect.tensors.get(role, "").format(layer=layer))
+        if tensor is None:
+            continue
+        values = _values(files.of(tensor), tensor)
+        if role == "projection":
+            made["projection"], made["projection_scale"] = requantise(values, tensor.name)
+        else:
+            if not exact_in_bf16(values).all():
+                where, path = f"tensor {tensor.name}", files.header.path
+                raise FormatError(path, where, "values that BF16 holds exactly", "others")
+            made[role] = to_bf16(values).astype("<u2")
+    return made
+
+
+def _values(file: ReadFile, tensor: TensorInfo) -> NDArray[np.float32]:
+    kind = recognise.type_of(tensor)
+    if kind not in FLOATS or len(tensor.shape) != 2:
+        wanted = f"{' or '.join(FLOATS)} in two dimensions"
+        raise FormatError(file.path, f"tensor {tensor.name}", wanted, f"{kind} {list(tensor.shape)}")
+    layout = row_layouts.ggml(kind, tensor.shape[0])
+    assert layout is not None
+    raw = np.frombuffer(file.read(tensor.start, tensor.size or 0, tensor.name), np.uint8)
+    return layout.decode(raw.reshape(tensor.shape[1], layout.stored))
+
+
+def requantise(values: NDArray[np.float32], name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """[N, K] values -> E4M3 codes and E8M0 scales of 32 x 32 blocks, exactly; `EngramctlError` where they are none."""
+    rows, columns = values.shape
+    down, across = -(-rows // PROJECTION_BLOCK), -(-columns // PROJECTION_BLOCK)
+    codes, scales = np.empty((rows, columns), np.uint8), np.empty((down, across), np.uint8)
+    numbers = np.append(E4M3_VALUES[:127], np.inf)  # ascending, from code 0 on
+    for i in range(down):
+        band = slice(i * PROJECTION_BLOCK, (i + 1) * PROJECTION_BLOCK)
+        most = np.abs(values[band]).max(axis=0)
+        most = np.pad(most, (0, across * PROJECTION_BLOCK - columns)).reshape(across, -1).max(axis=1)
+        with np.errstate(divide="ignore"):
+            powers = np.ceil(np.log2(np.maximum(most, 2.0**-120) / 448)).astype(int)
+        scales[i] = np.clip(powers + 127, 0, 254)
+        spread = np.repeat(np.exp2(scales[i].astype(np.float64) - 127), PROJECTION_BLOCK)[:columns]
+        exact = np.abs(values[band].astype(np.float64)) / spread
+        found = np.searchsorted(numbers, exact)
+        if not np.array_equal(numbers[found], exact):
+            raise EngramctlError(name, "values that E4M3 codes under one scale a block hold", "others")
+        codes[band] = found | np.signbit(values[band]).astype(np.uint8) << 7
+    return codes, scales
+
+
+def _config(sizes: Sizes, profile: Profile) -> str:
+    """A config that says the sizes, where the container carries none."""
+    text = {spellings[0]: _plain(getattr(sizes, size)) for size, spellings in profile.config_keys.items()}
+    return json.dumps({"text_config": text}, indent=2) + "\n"
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _finish(folder: Path, shards: list[dict[str, str]], config: str | None, ids: list[int] | None) -> dict[str, Any]:
+    """Index, config and token map."""
+    places = dict(sorted(item for shard in shards for item in shard.items()))
+    index = json.dumps({"metadata": {}, "weight_map": places}, indent=2) + "\n"
+    disk.write_whole(folder / safetensors_raw.INDEX_NAME, [index.encode()], force=True)
+    if config is not None:
+        disk.write_whole(folder / safetensors_raw.CONFIG_NAME, [config.encode()], force=True)
+    if ids is not None:
+        disk.write_whole(
+            folder / "engram_token_map.bin", [token_map.encode(np.array(ids, np.uint32), "u32")], force=True
+        )
+    return {"tensors": list(places), "config": config is not None, "token_map": ids is not None}
