@@ -251,7 +251,8 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["config_problem"]:
         pairs.append(("config", found["config_problem"]))
     for name, loader in found["loaders"].items():
-        pairs.append((f"loader {name}", "accepts it" if loader["accepts"] else "refuses it"))
+        said = loader.get("said", "accepts it" if loader["accepts"] else "refuses it")
+        pairs.append((f"loader {name}", said))
         pairs += [("", f"{why['where']}: expected {why['expected']}, found {why['found']}") for why in loader["why"]]
     if "file_bytes" in found:
         pairs.append(

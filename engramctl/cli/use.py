@@ -154,15 +154,13 @@ def lookup(
     with open_source(source, profile) as opened:
         at = the_layer(opened, layer)
         wanted = inputs.read_rows(rows, rows_file, opened.table(at).rows)
-        if opened.profile.storage.encoding != V41_ROWS:
-            from engramctl.siblings import run as siblings
-
-            siblings.expect_unplaced({"--io": io, "--shard": shard, "--prewarm": prewarm})
-            emit(output, npy(siblings.looked_up(opened, at, wanted, to.value)), force)
-            return
         with placing.table(opened, at, io, prewarm, shard, shard_by, wanted.size, quiet) as table:
             made: NDArray[Any]
-            if to is ValuesForm.raw:
+            if opened.profile.storage.encoding != V41_ROWS:
+                from engramctl.siblings import run as siblings
+
+                made = siblings.looked_up(table, wanted, to.value)
+            elif to is ValuesForm.raw:
                 made = table.read(wanted)
             elif to is ValuesForm.f32:
                 made = row264.decode(table.read_valid(wanted))

@@ -79,8 +79,17 @@ class SiblingCheckpoint:
             raise FormatError(scales[0].path, scales[0].name, "a scale above 0", f"{scale}")
         return scale
 
+    @property
+    def table_alone(self) -> bool:
+        """Are the module's weights somewhere else?"""
+        roles = shapes.module_roles(self.profile)
+        return bool(roles) and not any(role in roles for _, role, _ in self.tensors)
+
     def floats(self, role: str, layer: int) -> list[NDArray[np.float32]]:
-        """The tensors of a role as F32, which holds each exactly."""
+        """The tensors of a role as F32, which holds each exactly; a role that the model does not have gives none."""
+        if role in shapes.module_roles(self.profile) and self.table_alone:
+            name = self.profile.tensors[role].of(layer)
+            raise FormatError(self.path, None, f"a tensor {name}", "none: this checkpoint holds the table alone")
         return [as_f32(self.array(tensor), tensor.dtype) for tensor in self.numbers(role, layer)]
 
     def array(self, tensor: Tensor) -> NDArray[Any]:
@@ -189,10 +198,12 @@ def open_checkpoint(
     names = {want.name for want in wanted.values()}
     found = safetensors_raw.read_checkpoint(path, lambda name: name in names)
     tensors: dict[shapes.Key, Tensor] = {}
+    module = {key for key in wanted if key[1] in shapes.module_roles(profile)}
+    alone = not any(wanted[key].name in found.tensors for key in module)  # a table without its module has uses too
     for key, want in wanted.items():
         if want.name in found.tensors:
             tensors[key] = shapes.check(found.tensors[want.name], want)
-        elif not want.optional:
+        elif not want.optional and not (alone and key in module):
             raise FormatError(path, None, f"a tensor {want.name}", "none in its shards")
     _one_dtype(tensors)
     source = SiblingCheckpoint(path, profile, sizes, whole, config, config_text, tensors, token_map)

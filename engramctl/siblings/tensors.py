@@ -61,6 +61,11 @@ def _shapes(profile: Profile, sizes: Sizes, layer: int, role: str, numbered: boo
     return [each] * S if numbered else [(S * each[0], *each[1:])]
 
 
+def module_roles(profile: Profile) -> set[str]:
+    """The roles of tensors that belong to the module: neither rows nor constants."""
+    return profile.tensors.keys() - {"table", "table_scale", *CONSTANTS}
+
+
 def pieces(profile: Profile, sizes: Sizes, layer: int) -> list[int]:
     """Rows of each tensor of a layer's table."""
     number = sizes.layers.index(layer)
