@@ -147,7 +147,7 @@ def verdict(header: GgufHeader, dialect: PleDialect, broken: list[Finding]) -> d
 
 def notes(header: GgufHeader, dialect: PleDialect) -> list[str]:
     """What is no fault, and should be known."""
-    said = []
+    said = ["rows and weights are in no loader's rules, only their places: check packing looks at them"]
     if dialect is QWEN4EXP and dialect.keys["image_token_id"].name not in header.keys:
         said.append("no image token id: llama.cpp hashes images as EOS, transformers does not (profile :image-as-eos)")
     if dialect is QWEN4EXP and len(header.tensors) == len(dialect.tensors):

@@ -22,7 +22,7 @@ from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.siblings import numbers, tensors
 from engramctl.siblings.tensors import CONSTANTS, Key, Wanted
-from engramctl.synth import Made, prepare_folder, random_u64, write_text
+from engramctl.synth import Made, begun, random_u64, write_text
 from formats import safetensors_raw
 from formats.disk import WriteFile, fsync_folder
 from formats.row_plain import SIZES
@@ -39,7 +39,11 @@ def make(folder: Path, profile: Profile, seed: int, real_tokens: bool, full_size
     """Write config, index, shards and tokenizer into `folder`, which must be new or empty."""
     if not profile.tensors:
         raise EngramctlError(f"profile {profile.name}", "a model with public weights", profile.unpublished)
-    prepare_folder(folder, force)
+    with begun(folder, force):
+        return _make(folder, profile, seed, real_tokens, full_size)
+
+
+def _make(folder: Path, profile: Profile, seed: int, real_tokens: bool, full_size: bool) -> Made:
     if full_size:
         sizes = profile.sizes
     else:

@@ -100,6 +100,7 @@ def _facts(header: GgufHeader, profile: Profile, config: Mapping[str, Any] | Non
 
 
 def _notes(facts: Facts, result: Result) -> None:
+    result.notes.append("weights' numbers are in no loader's rules: check source and check packing look at them")
     if facts.header.tensors and all(ENGRAM in tensor.name for tensor in facts.header.tensors):
         result.notes.append("engram-only: no main weights")
     for layer in facts.sizes.layers:

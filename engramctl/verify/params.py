@@ -20,7 +20,6 @@ from engramctl.verify import constants, name_params
 from engramctl.verify.constants import Expectation, Stored
 from engramctl.verify.result import Coverage, Result
 from formats.dialects import DS4
-from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.gguf_file import read_header
 
@@ -101,9 +100,7 @@ def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap |
         config = container_config(header, DS4)
         whole = None if config is None else configs.read_sizes(config, profile, f"{path} at key {DS4.config}")
         return constants.of_container(header, DS4), whole, None
-    with ReadFile.open(path) as file:
-        found = params_file.read(file.read(0, min(file.size, params_file.MOST_BYTES + 1), "params"), str(path))
-    return constants.of_file(found), None, None
+    return constants.of_file(params_file.read_file(path)), None, None
 
 
 def _map_facts(stored: Stored, maps: list[FoundMap], result: Result) -> None:
