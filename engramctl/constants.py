@@ -55,6 +55,8 @@ def statuses(found: Found, profile: Profile) -> dict[str, Status]:
 def derived(found: Found, profile: Profile) -> HashParams | None:
     """What the released code would derive for the same sizes and map; None where the sizes are not known."""
     whole, params = found.whole, found.params
+    if derivation.EXPLICIT in profile.derivation.values():
+        return None
     if whole is None:  # a params file: the profile's sizes, if its numbers are the profile's
         rows = tuple(
             rows for layer, rows in zip(profile.sizes.layers, profile.sizes.rows, strict=True) if layer in params.layers

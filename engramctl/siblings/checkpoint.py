@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engramctl import derivation
 from engramctl.errors import EngramctlError
-from engramctl.hash_params import HashParams, published
+from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.siblings import config as configs
 from engramctl.siblings import tensors as shapes
@@ -131,11 +131,7 @@ class SiblingCheckpoint:
 
     def expected(self) -> HashParams:
         """What the sizes give: the published constants where they are the profile's, else derived ones."""
-        token_map, published_sizes = self.token_map().ids, self.profile.sizes
-        if self.whole == published_sizes and self.profile.moduli.size:
-            whole = published(self.profile, token_map)
-        else:
-            whole = derivation.derive(self.profile, self.whole, token_map)
+        whole = derivation.expected(self.profile, self.whole, self.token_map().ids)
         return subset_params(whole, self.sizes.layers)
 
     def stored(self) -> dict[str, dict[int, NDArray[np.uint64]]]:
@@ -169,8 +165,9 @@ def as_f32(array: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def read_sizes(path: Path, profile: Profile, config: dict[str, Any] | None, named: bool) -> tuple[Profile, Sizes]:
-    """The sizes that the config states; without one those of the profile, which then must have been asked for."""
-    if config is not None:
+    """The sizes that the config states; without one, or without keys for them, those of the profile: then it must have
+    been asked for."""
+    if config is not None and (profile.config_keys or not named):
         return configs.read(config, profile, str(path / safetensors_raw.CONFIG_NAME))
     if not named:
         raise EngramctlError(str(path), "a config.json", "none", "give --profile NAME to take the sizes from a profile")

@@ -119,7 +119,7 @@ def plan(source: Opened, dialect: PleDialect, row_type: str | None, weight_type:
 
 def _keys(source: Opened, dialect: PleDialect) -> list[tuple[str, gguf.Value]]:
     params, sizes = source.params(), source.sizes
-    used = int(params.offsets[0, -1] + params.moduli[0, -1])
+    used = params.used(sizes.layers[0])
     values: dict[str, Any] = {
         "layers": list(sizes.layers), "size": sizes.size, "heads": sizes.heads, "kernel": source.profile.module.kernel,
         "eos_token_id": sizes.eos_token_id, "image_token_id": sizes.image_token_id, "width": sizes.width,

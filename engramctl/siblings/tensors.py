@@ -71,7 +71,9 @@ def pieces(profile: Profile, sizes: Sizes, layer: int) -> list[int]:
     number = sizes.layers.index(layer)
     rows, shards = sizes.rows[number], profile.storage.shards
     if profile.storage.layout == "columns":
-        return [int(modulus) for modulus in derivation.derive_moduli(profile, sizes)[number]]
+        own = sizes == profile.sizes and profile.moduli.size
+        moduli = profile.moduli if own else derivation.derive_moduli(profile, sizes)
+        return [int(modulus) for modulus in moduli[number]]
     if profile.storage.layout == "shards":
         if rows % shards:
             raise EngramctlError("config", f"rows that {shards} shards share evenly", f"{rows}")

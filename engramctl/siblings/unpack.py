@@ -131,8 +131,7 @@ def _codes(source: PleContainer, row_type: str | None) -> Codes | None:
 def _profile(source: PleContainer, shards: int | None) -> Profile:
     """The profile with what the container decides, its norms as a checkpoint keeps them, and so many shards."""
     known = load(source.profile.name)
-    made = source.hash_params  # whose vocabulary a sidecar does not say
-    rows, used = source.sizes.rows[0], int(made.offsets[0, -1] + made.moduli[0, -1])
+    rows, used = source.sizes.rows[0], source.hash_params.used(source.sizes.layers[0])
     if shards is not None and (not 1 <= shards <= MOST_SHARDS or rows % shards):
         raise EngramctlError("--shards", f"1 to {MOST_SHARDS} shards that share {rows} rows evenly", f"{shards}")
     shards = shards or (known.storage.shards if rows % known.storage.shards == 0 else 1)
