@@ -28,6 +28,7 @@ from formats.row_plain import PlainRows
 from formats.safetensors_raw import Tensor
 
 DIALECT = "hf"
+PICKLE = "engram_weights.pt"  # engram-peft's other form
 NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
 
 
@@ -186,6 +187,9 @@ def open_checkpoint(
     """Open a folder or one safetensors file; whatever does not fit together raises `FormatError`."""
     if not profile.tensors:
         raise EngramctlError(f"profile {profile.name}", "a model with public weights", "none to read")
+    if (path / PICKLE).exists() and not any(path.glob("*.safetensors")):
+        hint = "save the adapter as safetensors"
+        raise EngramctlError(str(path), "a safetensors file", f"{PICKLE} alone, a pickle: code, not data", hint)
     profile, whole = read_sizes(path, profile, config, named)
     for layer in layers or ():
         if layer not in whole.layers:
