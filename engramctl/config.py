@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from engramctl.profiles import Profile, Sizes
@@ -14,7 +15,12 @@ SYNTHETIC = "engramctl_synthetic"  # set in configs that `synth` writes
 # Far above any model, low enough that shapes and loops stay small: a config is as hostile as any other file.
 MOST = {"layers": 256, "size": 64, "heads": 1024, "width": 1 << 16, "vocabulary": 1 << 24, "compressed": 1 << 24}
 MOST |= {"rows": 1 << 40, "base": 1 << 40, "pad_token_id": 1 << 24, "hidden": 1 << 20, "streams": 1 << 10}
-LEAST = {"size": 2, "pad_token_id": 0}  # the others are at least 1; a layer id at least 0
+LEAST = {
+    "size": 2,
+    "pad_token_id": 0,
+    "eos_token_id": 0,
+    "image_token_id": 0,
+}  # the others are at least 1; a layer id at least 0
 
 
 def parse(text: str, path: str) -> dict[str, Any]:
@@ -72,7 +78,7 @@ def read_sizes(config: dict[str, Any], profile: Profile, path: str) -> Sizes:
             f"at most the {found['vocabulary']} token ids",
             f"{found['compressed']}",
         )
-    return Sizes(**found)
+    return replace(profile.sizes, **found)
 
 
 def _checked(size: str, value: object, at: str, path: str) -> object:
@@ -86,7 +92,7 @@ def _checked(size: str, value: object, at: str, path: str) -> object:
         least = 0 if size == "layers" else 1
         most = MOST["layers"] * 16 if size == "layers" else MOST["rows"]
         return tuple(_integer(item, least, most, at, path) for item in value)
-    return _integer(value, LEAST.get(size, 1), MOST[size], at, path)
+    return _integer(value, LEAST.get(size, 1), MOST.get(size, MOST["vocabulary"]), at, path)
 
 
 def _integer(value: object, least: int, most: int, at: str, path: str) -> int:

@@ -13,7 +13,6 @@ from engramctl import derivation, maps, params_file, profiles
 from engramctl.hash_params import HashParams, Status, compare, published
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import FoundMap, fitting_map, is_container, open_source, subset_params
-from formats.disk import ReadFile
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,7 @@ def read(source: Path | None, profile_name: str | None = None, token_map: Path |
     if source.is_dir() or is_container(source) or source.suffix == ".safetensors":
         with open_source(source, profile_name, given) as opened:
             return Found(opened.params(), str(source), opened.whole, opened.profile)
-    with ReadFile.open(source) as file:
-        found = params_file.read(file.read(0, min(file.size, params_file.MOST_BYTES + 1), "params"), str(source))
+    found = params_file.read_file(source)
     ids = _map_for(found["token_map"], given, profile, source)
     return Found(params_file.with_map(found, ids, str(source)), str(source), None, profile)
 
@@ -57,6 +55,8 @@ def statuses(found: Found, profile: Profile) -> dict[str, Status]:
 def derived(found: Found, profile: Profile) -> HashParams | None:
     """What the released code would derive for the same sizes and map; None where the sizes are not known."""
     whole, params = found.whole, found.params
+    if derivation.EXPLICIT in profile.derivation.values():
+        return None
     if whole is None:  # a params file: the profile's sizes, if its numbers are the profile's
         rows = tuple(
             rows for layer, rows in zip(profile.sizes.layers, profile.sizes.rows, strict=True) if layer in params.layers

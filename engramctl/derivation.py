@@ -3,10 +3,12 @@
 moduli       unused_primes   the primes from `base` upwards, one walk over layers, orders and heads
              odd_walk        int(ratio * vocabulary + 1) + 2 * column, prime or not (the ratio may be fractional)
              constant        `base` for each column
+             explicit        no rule gives them: they stand in the profile, for its sizes alone
 multipliers  pcg64           numpy.random.default_rng(seed + 10007 * layer), odd, below 2**63 / ids
              splitmix64      SplitMix64 of seed + 10007 * (position in the list of layers), odd, below 2**63 / ids
              vocabulary      powers of the vocabulary's size, each modulo its column's modulus
              powers          powers of `prime` modulo 2**64
+             explicit        as above
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ U64 = 2**64
 GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's step (Steele, Lea, Flood 2014)
 
 Array = NDArray[np.uint64]
+EXPLICIT = "explicit"
+
 How = dict[str, Any]  # the profile's [derivation]
 
 
@@ -38,14 +42,35 @@ def derive(profile: Profile, sizes: Sizes, token_map: NDArray[np.uint32]) -> Has
     count = sizes.columns * len(sizes.layers)
     if not 1 <= count <= MOST_COLUMNS:
         raise EngramctlError("config", f"1 to {MOST_COLUMNS} hash columns", f"{count}")
-    moduli = np.array(MODULI[how["moduli"]](sizes, how, count), np.uint64).reshape(len(sizes.layers), sizes.columns)
+    moduli = derive_moduli(profile, sizes)
     offsets = np.zeros_like(moduli)
     offsets[:, 1:] = np.cumsum(moduli, axis=1)[:, :-1]
-    multipliers = MULTIPLIERS[how["multipliers"]](sizes, how, moduli)
+    if how["moduli"] == EXPLICIT:
+        offsets = profile.offsets
+    multipliers = stated(profile, sizes, "multipliers")
+    if multipliers is None:
+        multipliers = MULTIPLIERS[how["multipliers"]](sizes, how, moduli)
     made = HashParams(
         sizes.layers, sizes.rows, sizes.heads, sizes.compressed, 0, token_map, multipliers, moduli, offsets
     )
     return hash_params.with_rule(made, profile, sizes)
+
+
+def stated(profile: Profile, sizes: Sizes, name: str) -> Array | None:
+    """Constants that no rule gives, as the profile states them, for its own sizes; None where there is a rule."""
+    if profile.derivation[name] != EXPLICIT:
+        return None
+    if sizes != profile.sizes:
+        what = f"the sizes of profile {profile.name}, whose {name} are explicit"
+        raise EngramctlError(f"sizes for {name}", what, f"others: {', '.join(sizes.differences(profile.sizes))}")
+    return np.asarray(getattr(profile, name))
+
+
+def expected(profile: Profile, sizes: Sizes, token_map: NDArray[np.uint32]) -> HashParams:
+    """The constants of these sizes: the profile's own where they are its sizes, else derived ones."""
+    if sizes == profile.sizes and profile.moduli.size:
+        return hash_params.published(profile, token_map)
+    return derive(profile, sizes, token_map)
 
 
 def rows(profile: Profile, sizes: Sizes) -> tuple[int, ...]:
@@ -56,6 +81,9 @@ def rows(profile: Profile, sizes: Sizes) -> tuple[int, ...]:
 
 def derive_moduli(profile: Profile, sizes: Sizes) -> Array:
     """[L, C] moduli for these sizes."""
+    explicit = stated(profile, sizes, "moduli")
+    if explicit is not None:
+        return explicit
     how, count = dict(profile.derivation), sizes.columns * len(sizes.layers)
     return np.array(MODULI[how["moduli"]](sizes, how, count), np.uint64).reshape(len(sizes.layers), sizes.columns)
 

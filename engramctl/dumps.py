@@ -56,8 +56,7 @@ def as_bf16(array: NDArray[Any], where: str, name: str, rounded: bool = False) -
     if array.dtype == np.uint16:
         bits: NDArray[np.uint16] = np.ascontiguousarray(array)
     else:
-        values = np.ascontiguousarray(array, np.float32)
-        _expect_finite(np.isfinite(values), where, name)
+        values = finite(array, where, name)
         inexact = 0 if rounded else int(values.size - np.count_nonzero(exact_in_bf16(values)))
         if inexact:
             found = f"{inexact} of {values.size} that it does not"
@@ -68,7 +67,14 @@ def as_bf16(array: NDArray[Any], where: str, name: str, rounded: bool = False) -
     return bits
 
 
-def _expect_finite(finite: NDArray[np.bool_], where: str, name: str) -> None:
-    if not finite.all():
-        count, first = finite.size - np.count_nonzero(finite), np.argwhere(~finite)[0].tolist()
+def finite(array: NDArray[Any], where: str, name: str) -> NDArray[np.float32]:
+    """F32 values, none of them an infinity or a NaN."""
+    values = np.ascontiguousarray(array, np.float32)
+    _expect_finite(np.isfinite(values), where, name)
+    return values
+
+
+def _expect_finite(good: NDArray[np.bool_], where: str, name: str) -> None:
+    if not good.all():
+        count, first = good.size - np.count_nonzero(good), np.argwhere(~good)[0].tolist()
         raise FormatError(where, f"{name} {first}", "finite values", f"{count} that are infinite or NaN")

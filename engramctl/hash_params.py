@@ -69,6 +69,11 @@ class HashParams:
     def columns(self) -> int:
         return (self.size - self.smallest + 1) * self.heads
 
+    def used(self, layer: int) -> int:
+        """The row after the last that a layer's columns address; what follows is padding."""
+        number = self.layers.index(layer)
+        return max(int(o) + int(m) for o, m in zip(self.offsets[number], self.moduli[number], strict=True))
+
     def check(self, where: str = "hash constants") -> HashParams:
         """Everything the hash relies on, once; the first thing that does not hold raises `EngramctlError`."""
         layers = len(self.layers)

@@ -28,19 +28,20 @@ def of(made: Plan) -> Identity:
     found: Identity = {
         "version": __version__,
         "profile": profile,
-        "profile digest": _sha256(resources.files("engramctl").joinpath(f"data/{profile}.toml").read_bytes()),
+        "profile digest": sha256(resources.files("engramctl").joinpath(f"data/{profile}.toml").read_bytes()),
         "layers": list(source.sizes.layers),
         "kv_type": made.kv_type,
-        "config": None if config is None else _sha256(config.encode()),
+        "config": None if config is None else sha256(config.encode()),
         "token_map": digest(source.params().token_map, "<u4"),
     }
     for path in sorted({tensor.path for tensor in source.tensors.values()}):
-        found |= _shard(path)
-    header = _sha256(made.layout.header)  # whatever else was asked for
+        found |= shard(path)
+    header = sha256(made.layout.header)  # whatever else was asked for
     return found | {"header": header, "size": made.layout.file_size}
 
 
-def _shard(path: Path) -> Identity:
+def shard(path: Path) -> Identity:
+    """One file of the source: its size, time and header."""
     status = disk.system.status(path)
     with ReadFile.open(path) as file:
         length = int.from_bytes(file.read(0, LENGTH_BYTES, "header length"), "little")
@@ -48,11 +49,11 @@ def _shard(path: Path) -> Identity:
     return {
         f"size of {path.name}": status.st_size,
         f"time of {path.name}": status.st_mtime_ns,
-        f"header of {path.name}": _sha256(header),
+        f"header of {path.name}": sha256(header),
     }
 
 
-def _sha256(data: bytes) -> str:
+def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 

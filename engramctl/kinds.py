@@ -14,12 +14,13 @@ from formats.gguf_write import MAGIC as GGUF_MAGIC
 HEAD = 1 << 16
 GGUF = "a GGUF container"
 UNFINISHED = "an unfinished output of repack"
+JSON, ZIP = "a JSON file", "an npz or zip file"
 SOURCES = "a checkpoint folder, a safetensors file or a GGUF"
 SIGNS = (
     (GGUF_MAGIC, GGUF),
     (npy.MAGIC, "an npy file"),
-    (b"PK\x03\x04", "an npz or zip file"),
-    (b"PK\x05\x06", "an npz or zip file"),
+    (b"PK\x03\x04", ZIP),
+    (b"PK\x05\x06", ZIP),
     (b"engramctl partial ", UNFINISHED),
 )
 
@@ -38,7 +39,7 @@ def name(path: Path) -> str | None:
     if is_tokenizer(head):
         return "a tokenizer"
     if head.lstrip()[:1] in (b"{", b"[") and _is_text(head):
-        return "a JSON file"
+        return JSON
     if _is_token_map(head, size):
         return "a token map"
     return "a text file" if head and _is_text(head) else None

@@ -11,16 +11,18 @@ import re
 import zipfile
 import zlib
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import rules
+from engramctl import kinds, rules
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import MOST_COMPRESSED, HashParams, digest
 from engramctl.rules import V41_RULE
 from formats import npy, strict_json
+from formats.disk import ReadFile
 from formats.errors import FormatError, shown
 
 SCHEMA = "engramctl/params/1"
@@ -74,12 +76,24 @@ def to_npz(params: HashParams) -> bytes:
     return file.getvalue()
 
 
+def read_file(path: Path) -> dict[str, Any]:
+    """As `read`, of a file; one that is surely something else is called what it is."""
+    kind = kinds.name(path)
+    if kind not in (None, kinds.JSON, kinds.ZIP):
+        hint = f"--profile {path} takes a profile" if path.suffix == ".toml" else None
+        raise EngramctlError(str(path), "params.json or params.npz, a checkpoint or a container", str(kind), hint)
+    with ReadFile.open(path) as file:
+        return read(file.read(0, min(file.size, MOST_BYTES + 1), "params"), str(path))
+
+
 def read(data: bytes, path: str) -> dict[str, Any]:
     """A params file's constants by name: tuples, integers, uint64 arrays, and `token_map_sha256` or None; all but
     the meaning checked."""
     if len(data) > MOST_BYTES:
         raise FormatError(path, None, f"at most {MOST_BYTES} bytes", "more")
     raw = _npz(data, path) if data.startswith(ZIP_MAGIC) else _json(data, path)
+    if not {*ARRAYS, *NUMBERS, *LISTS} & raw.keys():
+        raise FormatError(path, None, f"params: {', '.join((*LISTS, *ARRAYS))} and more", "none of these names")
     found: dict[str, Any] = _read_rule(raw, path)
     for name in LISTS:
         found[name] = _input_layer(raw) if name == "layers" and "rule" in raw else None

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from engramctl import profile_fit
 from engramctl.config import LEAST, MOST
 from engramctl.errors import EngramctlError
 from formats.disk import ReadFile
@@ -17,11 +18,13 @@ from formats.errors import FormatError, shown
 SUFFIX = ".toml"
 MOST_BYTES = 4 << 20
 U64 = 2**64
+MOST_LAYER = 4096
 
 NUMBERS = ("size", "heads", "width", "base", "vocabulary", "compressed", "pad_token_id", "hidden", "streams")
 OPTIONAL_NUMBERS = {"smallest": 2, "eos_token_id": 0, "image_token_id": 0}  # with the least of each
 FLOATS = {"eps": True, "ratio": False}  # whether it must be there
-MODULI, MULTIPLIERS = ("unused_primes", "odd_walk", "constant"), ("pcg64", "splitmix64", "vocabulary", "powers")
+MODULI = ("unused_primes", "odd_walk", "constant", "explicit")
+MULTIPLIERS = ("pcg64", "splitmix64", "vocabulary", "powers", "explicit")
 TABLES = {"name", "title", "sources", "sizes", "rule", "storage", "module", "derivation", "constants", "tensors"}
 MORE_TABLES = {
     "config_keys",
@@ -76,10 +79,16 @@ def check(facts: dict[str, Any], where: str) -> None:
     told = isinstance(facts.get("unpublished"), str)
     for name in sorted(TABLES - ({"constants"} if told else set())):
         kind = str if name in ("name", "title") else dict
-        if not isinstance(facts.get(name), kind):
+        if not (_is_text(facts.get(name)) if kind is str else isinstance(facts.get(name), dict)):
             _refuse(where, name, "a text" if kind is str else "a table", _found(facts, name))
     if facts.get("config", "plain") not in CONFIGS:
         _refuse(where, "config", f"one of {', '.join(CONFIGS)}", _found(facts, "config"))
+    for name in ("config_keys", "digests", "images", "variants"):
+        if not isinstance(facts.get(name, {}), dict):
+            _refuse(where, name, "a table", _found(facts, name))
+    for name, variant in facts.get("variants", {}).items():
+        if not (isinstance(variant, dict) and _is_text(variant.get("title"))):
+            _refuse(where, f"variants.{name}", "a table with a title", f"{variant!r:.60}")
     types = facts.get("model_types", [])
     if not isinstance(types, list) or not all(map(_is_text, types)):
         _refuse(where, "model_types", "a list of texts", _found(facts, "model_types"))
@@ -93,6 +102,8 @@ def check(facts: dict[str, Any], where: str) -> None:
             if not _numbers(facts["constants"].get(name)):
                 _refuse(where, f"constants.{name}", "lists of whole numbers below 2**64, all of one length", "others")
     _combinations(facts, where)
+    if not told:
+        profile_fit.check(facts, where)
 
 
 def _sizes(sizes: dict[str, Any], where: str, told: bool) -> None:
@@ -109,11 +120,11 @@ def _sizes(sizes: dict[str, Any], where: str, told: bool) -> None:
         value: Any = sizes.get(name, None if needed else 0.0)
         if type(value) not in (int, float) or not 0 <= value < 2**20:
             _refuse(where, name, "a number from 0", _found(sizes, name))
-    for name, least in (("layers", -1), ("rows", 1)):
+    for name, least, most in (("layers", -1, MOST_LAYER), ("rows", 1, MOST["rows"])):
         items = sizes.get(name)
-        good = isinstance(items, list) and all(type(x) is int and least <= x <= MOST["rows"] for x in items)
+        good = isinstance(items, list) and all(type(x) is int and least <= x <= most for x in items)
         if not good or (not items and not (told and name == "rows")):
-            _refuse(where, name, f"a list of whole numbers from {least}", _found(sizes, name))
+            _refuse(where, name, f"a list of whole numbers from {least} to {most}", _found(sizes, name))
     if not told and len(sizes["layers"]) != len(sizes["rows"]):
         _refuse(where, "rows", f"{len(sizes['layers'])} row counts, one a layer", f"{len(sizes['rows'])}")
     if sizes.get("smallest", 2) > sizes["size"]:
@@ -200,7 +211,7 @@ def _numbers(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+    return isinstance(value, str) and bool(value) and value.isprintable()
 
 
 def _found(table: dict[str, Any], name: str) -> str:

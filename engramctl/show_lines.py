@@ -21,12 +21,16 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["config_problem"]:
         pairs.append(("config", found["config_problem"]))
     for name, loader in found["loaders"].items():
+        total = loader.get("why_total", len(loader["why"]))
         whys = [f"{why['where']}: expected {why['expected']}, found {why['found']}" for why in loader["why"]]
-        if name != (found["dialect"] or found["nearest"]):  # another dialect's loader: one reason is enough
-            whys = [f"{whys[0]} (and {loader['why_total'] - 1} more)" if len(whys) > 1 else whys[0]] if whys else []
-        elif loader["why_total"] > len(whys):
-            whys.append(f"and {loader['why_total'] - len(whys)} more")
-        pairs.append((f"loader {name}", "accepts it" if loader["accepts"] else "refuses it"))
+        if len(found["loaders"]) > 1 and name != (
+            found["dialect"] or found["nearest"]
+        ):  # another dialect's loader: one reason is enough
+            whys = [f"{whys[0]} (and {total - 1} more)" if len(whys) > 1 else whys[0]] if whys else []
+        elif total > len(whys):
+            whys.append(f"and {total - len(whys)} more")
+        said = loader.get("said", "accepts it" if loader["accepts"] else "refuses it")
+        pairs.append((f"loader {name}", said))
         pairs += [("", why) for why in whys]
     if "file_bytes" in found:
         size = f"{found['file_bytes']:,} bytes"

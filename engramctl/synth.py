@@ -7,6 +7,7 @@ Every byte comes from a counter and a seed by splitmix64, so that one seed gives
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -54,11 +55,14 @@ def make(
 ) -> Made:
     """Write config, index, shards and (unless the real map is used) tokenizer into `folder`, which must be new or
     empty. `base` and `hidden` are the sizes of what is not full-size."""
-    prepare_folder(folder, force)
+    with begun(folder, force):
+        return _make(
+            folder, profile, seed, choose_sizes(profile, real_tokens, full_size, base, hidden), real_tokens, full_size
+        )
+
+
+def _make(folder: Path, profile: Profile, seed: int, sizes: Sizes, real_tokens: bool, full_size: bool) -> Made:
     tokenizer = None if real_tokens or full_size else tiny_tokenizer.text()
-    sizes = choose_sizes(profile, real_tokens, full_size, base, hidden)
-    for name in ("config.json", "model.safetensors.index.json", "tokenizer.json"):  # an unfinished folder is nothing
-        (folder / name).unlink(missing_ok=True)
     shard_of: dict[str, str] = {}
     marked: dict[int, tuple[int, ...]] = {}
     for number, layer in enumerate(sizes.layers):
@@ -89,13 +93,28 @@ def make(
     return Made(sizes, marked)
 
 
-def prepare_folder(folder: Path, force: bool) -> None:
-    """Make the folder; one with files in it is refused unless `force`."""
+@contextlib.contextmanager
+def begun(folder: Path, force: bool) -> Iterator[None]:
+    """The folder, made; one with files in it is refused unless `force`. On any failure what was written goes again, and
+    after a crash the config is missing, which is written last: an unfinished folder is no checkpoint."""
     if folder.exists() and not folder.is_dir():
         raise FormatError(folder, None, "a folder", "a file")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
+    before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
+    if before and not force:
         raise EngramctlError(str(folder), "a new or empty folder (or --force)", "a folder with files in it")
     folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors.index.json", "tokenizer.json"):
+        (folder / name).unlink(missing_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                if path.name not in (before or ()):
+                    path.unlink()
+            if before is None:
+                folder.rmdir()
+        raise
 
 
 def choose_sizes(

@@ -89,13 +89,7 @@ class Table:
             return self
         from engramctl.placement import shard as shards
 
-        if by not in ("rows", "heads"):
-            raise EngramctlError("--shard-by", "rows or heads", f"{by!r:.40}")
-        offsets = None
-        if by == "heads":
-            params = source.params()
-            offsets = params.offsets[params.layers.index(self.layer)]
-        here = shards.rows_of(*shards.parse(shard), self.rows, "heads" if by == "heads" else "rows", offsets)
+        here = shards.held(shard, by, self.layer, self.rows, source)
         return replace(self, here=here)
 
     def placed(
@@ -108,6 +102,11 @@ class Table:
             return self  # rows that are not where their number says come from the file
         first, last = self.here or (0, self.rows)
         return replace(self, place=choose.place(self._extent(first, last), io, wanted, prewarm, threads))
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What a person should know of where the rows are."""
+        return () if self.place is None else tuple(self.place.said)
 
     def _extent(self, first: int, last: int) -> Extent:
         return Extent(self.layer, self.parts, first, last)

@@ -13,6 +13,8 @@ from formats.dialects import Key
 
 TABLE = "per_layer_token_embd.weight"  # Gemma keeps a table of another kind under this name: the keys tell them apart
 
+SCALE = Key("engramctl.ple.weight_scale", "f32")  # of the E4M3 table that the rows were made from; loaders pass it by
+
 
 @dataclass(frozen=True)
 class PleDialect:

@@ -31,9 +31,9 @@ def hasher() -> blake3:
 
 
 @cache
-def zero_leaf(rows: int) -> bytes:
+def zero_leaf(rows: int, row_bytes: int = ROW_BYTES) -> bytes:
     """The digest of a block of zero rows, computed once."""
-    return leaf(bytes(rows * ROW_BYTES))
+    return leaf(bytes(rows * row_bytes))
 
 
 def blocks(first: int, last: int) -> range:
@@ -52,10 +52,10 @@ def zero_leaves(first: int, last: int) -> list[bytes]:
     return [zero_leaf(end - start) for start, end in ends]
 
 
-def root(first: int, last: int, leaves: list[bytes]) -> str:
+def root(first: int, last: int, leaves: list[bytes], row_bytes: int = ROW_BYTES) -> str:
     """The digest of rows first..last from the leaves of `blocks(first, last)`; of a whole table from row 0 on."""
     if len(leaves) != len(blocks(first, last)):
         raise ValueError(f"{len(leaves)} leaves for {len(blocks(first, last))} blocks")
-    numbers = (ROW_BYTES, LEAF_ROWS, first, last)
+    numbers = (row_bytes, LEAF_ROWS, first, last)
     head = TAG + b"".join(number.to_bytes(8, "little") for number in numbers)
     return blake3(head + b"".join(leaves)).hexdigest()

@@ -665,3 +665,12 @@ def test_the_kernel_cache_may_be_unwritable(container: Path, tmp_path: Path) -> 
     words = ("run", container, "--layer", 1, "--ids", "1,2", "--stop-at", "values")
     done = process(*words, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_only_a_bare_dash_is_a_stream(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-").write_text("5,6")
+    assert cli.ok("hash", "./-").out == cli.ok("hash", "--ids", "5,6").out
+    assert cli.ok("hash", "-", stdin=b"5,6").out == cli.ok("hash", "--ids", "5,6").out
+    assert cli.ok("hash", "--ids", "7", "-o", "./-", "--force").out == b""
+    assert (tmp_path / "-").read_bytes() == cli.ok("hash", "--ids", "7").out

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import Cli
 from hashing import constants as any_constants
 from hypothesis import given, settings
 from published import fixture, release, shipped_map
@@ -238,7 +239,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (b"null", "params as a JSON object or npz, found neither"),
     (b"\x93NUMPY", "params as a JSON object or npz, found neither"),
     (b"{", "at byte 1: expected JSON"),
-    (b"{}", "x at layers: expected a constant, found no such name"),
+    (b"{}", "x: expected params: layers, rows, .* found none of these names"),
     (b'{"layers": [1], "layers": [2]}', '"layers" twice'),
     (b'{"layers": [NaN]}', "expected JSON, found NaN"),
     (b'{"layers": [1' + b"0" * 5000 + b"]}", "integers of at most 64 bits"),
@@ -248,7 +249,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (b" " * (params_file.MOST_BYTES + 1), "at most 16777216 bytes, found more"),
     (b"PK", "a readable npz"),
     (b"PK\x03\x04" + b"\0" * 100, "a readable npz"),
-    (b"PK\x05\x06" + b"\0" * 18, "x at layers: expected a constant, found no such name"),
+    (b"PK\x05\x06" + b"\0" * 18, "x: expected params: layers, rows, .* found none of these names"),
     (member("layers.npy", b"no array"), 'x at array "layers": expected an npy header'),
     (member("layers.npy", LYING), 'x at array "layers": expected 8000000000000 bytes'),
     (member("layers.npy", npy(np.array([{}], object), allow_pickle=True)), "found pickled objects"),
@@ -256,7 +257,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (member("layers.npy", npy(np.array([1])), zipfile.ZIP_BZIP2), "each once, stored or deflated"),
     (member("layers.npy", npy(np.array([1])), zipfile.ZIP_LZMA), "each once, stored or deflated"),
     (member("layers.npy", b"\0" * (65 << 20), zipfile.ZIP_DEFLATED), "up to 100 arrays of 67108864 bytes, found more"),
-    (member("\n../../x.npy", npy(np.array([1.5]))), "x at layers: expected a constant, found no such name"),
+    (member("\n../../x.npy", npy(np.array([1.5]))), "x: expected params: layers, rows, .* found none of these names"),
 ]
 
 
@@ -305,3 +306,14 @@ def test_a_file_with_one_bit_of_any_byte_changed_is_constants_or_one_clean_error
     for at in range(len(data)):
         value = data[at] ^ 1 << drawn.randrange(8)
         clean(data[:at] + bytes([value]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize(("content", "found"), [
+    (b"\x93NUMPY\x01\x00", "an npy file"), (b"just words\n", "a text file"),
+    (np.arange(64, dtype="<u4").tobytes(), "a token map"), (b'{"added_tokens": []}', "a tokenizer"),
+])  # fmt: skip
+def test_a_file_of_another_kind_is_called_what_it_is(cli: Cli, tmp_path: Path, content: bytes, found: str) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    assert cli.refused(tmp_path, "hash", "--ids", "5", "--params", path).found == found
+    assert cli.refused(tmp_path, "check", "params", path).found == found

@@ -208,3 +208,32 @@ def test_probes_are_of_v41_alone(cli: Cli, tmp_path: Path, name: str) -> None:
     for stage, file in (("hash", "p.json"), ("gate", "p.npz")):
         refusal = cli.refused(tmp_path, "probe", stage, "--profile", name, "-o", tmp_path / file)
         assert refusal.where == f"probe {stage}"
+
+
+@pytest.mark.parametrize("name", ["engram-demo", "engram-peft", "qwen3.8-flash-next"])
+def test_gates_of_f32_states_are_checked_as_they_are(
+    cli: Cli, made: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    """A module that works in F32 has states that BF16 does not hold."""
+    from engramctl.siblings import module, run
+    from engramctl.siblings.opened import as_sibling
+    from engramctl.source import open_source
+
+    ids = np.array([int(x) for x in IDS.split(",")])
+    hidden = np.random.default_rng(1).normal(size=(8, 4, 48)).astype(np.float32)
+    with open_source(made[name]) as source:
+        opened, layer = as_sibling(source), source.sizes.layers[0]
+        kv, weights = run.run(opened, layer, ids, stop_at="kv"), module.weights(opened, layer)
+        gate = run.run(opened, layer, ids, hidden, stop_at="gate")
+    arrays = {
+        "hidden": hidden, "key": kv[:, :-1], "value": kv[:, -1],
+        "q_weight": weights.norm_query.astype(np.float32), "k_weight": weights.norm_key.astype(np.float32),
+    }  # fmt: skip
+    np.savez(tmp_path / "gate.npz", gate=gate, **arrays)
+    words = ("check", "gate", tmp_path / "gate.npz", "--profile", name)
+    assert cli.ok(*words, "--json").json["ok"]
+    np.savez(tmp_path / "gate.npz", gate=gate + np.float32(0.001), **arrays)
+    assert cli(*words).code == 1
+    arrays["hidden"] = np.where(hidden == hidden.max(), np.float32(np.inf), hidden)
+    np.savez(tmp_path / "gate.npz", gate=gate, **arrays)
+    assert cli.refused(tmp_path, *words).expected == "finite values"

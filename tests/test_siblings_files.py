@@ -111,6 +111,9 @@ FULL = {
     "qwen3.8-flash-next": ((320_001_536,), 320),
     "qwen3.8-flash-next:fp8": ((320_001_536,), 160),
     "longcat-2.0": ((263_630_608,), 1024),
+    "longcat-flash-lite": ((122_683_536,), 512),
+    "engram-peft": ((2_264_076, 2_266_756), 320),
+    "blt": ((3_000_012,), 2048),
 }
 
 
@@ -149,7 +152,7 @@ def test_full_size_rows_lie_where_they_should(tmp_path: Path, name: str) -> None
         assert source.params().rows == counts
 
 
-PIECES_FULL = {"longcat-2.0": 16, "qwen3.8-flash-next": 128, "qwen3.8-flash-next:fp8": 128}
+PIECES_FULL = {"longcat-2.0": 16, "longcat-flash-lite": 12, "qwen3.8-flash-next": 128, "qwen3.8-flash-next:fp8": 128}
 
 
 def test_rows_of_the_release_lie_where_its_fixture_says() -> None:
@@ -348,3 +351,10 @@ def test_text_needs_the_models_own_tokenizer_and_bytes_need_none(cli: Cli, tmp_p
     assert "deepseek" not in refusal.hint
     by_text = cli.ok("hash", "--profile", "blt", "--text", "Hé").out
     assert by_text == cli.ok("hash", "--profile", "blt", "--ids", "76,199,173").out
+
+
+def test_an_adapter_that_is_a_pickle_is_not_opened(cli: Cli, tmp_path: Path) -> None:
+    folder = remake(tmp_path, "engram-peft")
+    (folder / "engram_adapters.safetensors").rename(folder / "engram_weights.pt")
+    refusal = cli.refused(tmp_path, "lookup", folder, "--layer", 1, "--rows", "0", "--to", "f32")
+    assert refusal.found == "engram_weights.pt alone, a pickle: code, not data"

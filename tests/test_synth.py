@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from cli_helpers import Cli
 from faults import Faulty
 from published import fixture, shipped_map
 from safetensors import deserialize, safe_open
@@ -344,3 +345,36 @@ def test_a_checkpoint_that_could_not_be_finished_does_not_open(tmp_path: Path, m
             make(tmp_path / "ckpt", force=True)
     with pytest.raises(EngramctlError, match=r"expected a config\.json, found none"):
         open_checkpoint(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4.1-flash", "qwen3.8-flash-next"])
+@pytest.mark.parametrize("there", [None, (), ("notes.txt", "config.json")])
+def test_an_interrupted_folder_is_none(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, there: tuple[str, ...] | None
+) -> None:
+    """By Ctrl-C or a full disk: what was begun goes, what was there stays, but for the config of the old checkpoint."""
+    folder = tmp_path / "ckpt"
+    if there is not None:
+        folder.mkdir()
+        for file in there:
+            (folder / file).write_text("old")
+    for system in (Faulty(room=100_000), Interrupting()):
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "system", system)
+            outcome = cli("synth", folder, "--profile", name, *(["--force"] if there else []))
+        assert outcome.code == (2 if isinstance(system, Faulty) else 130)
+        assert outcome.err.count("\n") == 1
+        assert folder.exists() is (there is not None)
+        assert [path.name for path in folder.glob("*")] == (["notes.txt"] if there else [])
+
+
+class Interrupting(disk.System):
+    """Ctrl-C at the tenth write."""
+
+    writes = 0
+
+    def pwrite(self, fd: int, view: memoryview, offset: int) -> int:
+        self.writes += 1
+        if self.writes == 10:
+            raise KeyboardInterrupt
+        return super().pwrite(fd, view, offset)

@@ -235,10 +235,11 @@ def gate_(dump: Dump, profile: Profile = DEFAULT, json: Json = False) -> None:
     """Compare gates and new hidden states with float64 on the dump's own hidden, key, value, q_weight and k_weight."""
     from engramctl import array_files, profiles
     from engramctl.siblings import checking
+    from engramctl.source import V41_ROWS
     from engramctl.verify import gate
 
     known = profiles.load(profile)
-    inputs, gates, out = gate.read(array_files.read(dump))
+    inputs, gates, out = gate.read(array_files.read(dump), f32=known.storage.encoding != V41_ROWS)
     checking.expect_gates(known, out)
     verdict("gate", dump, gate.check(inputs, gates, out, known.sizes.eps, known.clamp), json)
 

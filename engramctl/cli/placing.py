@@ -59,7 +59,7 @@ def table(
     if placed.here is not None and not quiet:
         first, last = placed.here
         edge.say(f"layer {layer}: part {shard} by {by.value}: rows {first} to {last - 1}")
-    for line in placed.place.said if placed.place is not None else ():
+    for line in placed.said:
         if line.startswith("warning") or (not quiet and (io is not None or prewarm)):
             edge.say(line)
     return placed

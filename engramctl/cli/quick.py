@@ -123,5 +123,5 @@ def _easy(kind: Any, value: Any, info: Any) -> Any:  # noqa: ANN401
         fits = (least is None or int(value) >= least) and (most is None or int(value) <= most)
         return int(value) if fits else None
     if kind is Path and not any(getattr(info, name, None) for name in LOOKED_AT):
-        return Path(value)
+        return Path(value) if str(value) == "-" or Path(value) != Path("-") else Path.cwd() / "-"  # a file, said ./-
     return value if kind is str else None

@@ -30,6 +30,7 @@ class RowForm(StrEnum):
     f16 = "f16"
     f32 = "f32"
     q8_0 = "q8_0"
+    e4m3 = "e4m3"
 
 
 class Digest(StrEnum):
@@ -50,7 +51,10 @@ def repack(
         KvForm | None, typer.Option("--kv-type", help="The projection's type; refused where it is not exact.")
     ] = None,
     row_type: Annotated[
-        RowForm | None, typer.Option("--row-type", help="Of PLE's rows: bf16, or what the dialect has besides.")
+        RowForm | None, typer.Option("--row-type", help="Of PLE's rows: what the dialect has; back, bf16 or e4m3.")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option("--shards", metavar="N", help="Back from PLE's containers: tensors of the table.")
     ] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", metavar="NAME", help="The model; needed where there is no config.")
@@ -99,19 +103,20 @@ def repack(
         from engramctl.siblings import commands
 
         kinds = (None if row_type is None else row_type.value, None if kv_type is None else kv_type.value)
-        wish = commands.Asked(checkpoint, output, profile, dialect, *kinds, dry_run, force, json, quiet)
-        v41_only: dict[str, object] = {
-            "--layers": layers,
-            "--token-map": token_map,
-            "--source-url": source_url,
-            "--resume": resume,
-            "--append-to": append_to,
-            "--in-place": in_place,
-        }
-        v41_only |= {"--source-revision": source_revision, "--digest": digest, "--layer": layer, "--rows": rows}
-        if said := commands.convert(wish, v41_only | {"--part": part, "--merge": merge, "--break-lock": break_lock}):
-            edge.say(said)
+        wish = commands.Asked(
+            checkpoint, output, profile, dialect, *kinds, shards, dry_run, resume, force,
+            None if digest is None else digest.value, break_lock, threads, json, quiet,
+            (lambda text: None) if quiet else edge.say,
+        )  # fmt: skip
+        others: dict[str, object] = {"--layers": layers, "--token-map": token_map, "--source-url": source_url}
+        others |= {"--source-revision": source_revision, "--layer": layer, "--rows": rows}
+        others |= {"--append-to": append_to, "--in-place": in_place, "--part": part, "--merge": merge}
+        with _kept(output):
+            if said := commands.convert(wish, others):
+                edge.say(said)
         return
+    if shards is not None:
+        raise EngramctlError("--shards", "a container of Qwen3.8's table", "another model's")
     if row_type is not None:
         raise EngramctlError("--row-type", "none: this model's rows are row264", f"{row_type}")
     form: Literal["f16", "bf16", "f32"] = "f16" if kv_type is None else kv_type.value
@@ -165,7 +170,7 @@ def repack(
 
 
 @contextmanager
-def _kept(output: Path) -> Iterator[None]:
+def _kept(output: Path | None) -> Iterator[None]:
     """An interruption says what it leaves and how to go on."""
     from engramctl import workspace
     from engramctl.cli import edge
@@ -173,8 +178,8 @@ def _kept(output: Path) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, edge.Terminated) as stop:
-        partial = workspace.partial_of(output)
-        if partial.exists():
+        partial = None if output is None else workspace.partial_of(output)
+        if partial is not None and partial.exists():
             stop.args = (f"{partial} is kept, and --resume goes on",)
         raise
 

@@ -129,13 +129,18 @@ def run(
         if text is not None:
             given.fits(opened.params().token_map.size)
         if opened.profile.storage.encoding != V41_ROWS:
+            from engramctl.siblings import commands
             from engramctl.siblings import run as siblings
 
-            others: dict[str, object] = {"--io": io, "--shard": shard, "--prewarm": prewarm, "--times": times}
-            others |= {"--json": json, "--activation": activation is not ActivationName.plain}
-            siblings.expect_unplaced(others)
+            others: dict[str, object] = {"--times": times, "--json": json, "--round-hidden": round_hidden}
+            others |= {"--activation": activation is not ActivationName.plain}
+            commands.refuse(others, "deepseek-v4.1-flash, whose pipeline has it", "another model")
             asked = siblings.Asked(at, hidden, "out" if stop_at is None else stop_at.value, chosen.value, threads)
-            emit(output, siblings.results(opened, asked, given.ids, given.mask, given.history), force)
+            wanted = given.ids.size * opened.sizes.columns
+            with placing.table(opened, at, io, prewarm, shard, shard_by, wanted, quiet) as placed:
+                emit(output, siblings.results(opened, asked, placed, given.ids, given.mask, given.history), force)
+            if stop_at not in (StopAt.rows, StopAt.values) and not quiet:
+                edge.say("computed in float64 from the stored weights and rounded once, to F32: a truth, not an engine")
             return
         states = None
         if stop_at in (None, StopAt.gate):
@@ -163,8 +168,8 @@ def run(
         written = npy(result) if stop_at is not None or states is None else dumps.write_hidden(states, result)
         emit(output, written, force)
         if json:
-            placed = {"io": table.place.name if table.place else "pread", "layer": at, "tokens": given.ids.size}
-            report.as_json("run", True, {**placed, "seconds": spent.as_dict()})
+            where = {"io": table.place.name if table.place else "pread", "layer": at, "tokens": given.ids.size}
+            report.as_json("run", True, {**where, "seconds": spent.as_dict()})
         elif times and not quiet:
             for line in spent.lines(given.ids.size):
                 edge.say(line)

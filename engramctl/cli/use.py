@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,7 +33,13 @@ from engramctl.cli.options import (
 from engramctl.cli.placing import By, Io, Prewarm, Shard, ShardBy
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
+
+    from engramctl.siblings.table import PlainTable
+    from engramctl.source import Source
+    from engramctl.table import Table
+    from engramctl.tables import Tables
 
 
 class RowsForm(StrEnum):
@@ -141,37 +148,42 @@ def lookup(
     quiet: Quiet = False,
 ) -> None:
     """Read rows by number, as an npy array."""
-    from engramctl import pipeline, siblings
+    from engramctl import siblings
     from engramctl import threads as pool
     from engramctl.cli import inputs, placing
     from engramctl.cli.output import emit, npy, refuse_existing
+    from engramctl.source import open_source, the_layer
     from engramctl.tables import open_tables
 
     refuse_existing(output, force, binary=True)
     if threads is not None:
         pool.use(threads)
-    if siblings.profile_of(source, profile) is not None:
-        from engramctl.siblings import run as sibling
-        from engramctl.source import open_source, the_layer
-
-        with open_source(source, profile) as other:
-            at = the_layer(other, layer)
-            wanted = inputs.read_rows(rows, rows_file, other.table(at).rows)
-            sibling.expect_unplaced({"--io": io, "--shard": shard, "--prewarm": prewarm})
-            emit(output, npy(sibling.looked_up(other, at, wanted, to.value)), force)
-            return
-    with open_tables(source, profile) as opened:
-        at = opened.the_layer(layer)
+    sibling = siblings.profile_of(source, profile) is not None
+    with ExitStack() as stack:
+        opened: Source | Tables
+        if sibling:
+            opened = stack.enter_context(open_source(source, profile))
+            at = the_layer(opened, layer)
+        else:
+            opened = stack.enter_context(open_tables(source, profile))
+            at = opened.the_layer(layer)
         wanted = inputs.read_rows(rows, rows_file, opened.table(at).rows)
-        with placing.table(opened, at, io, prewarm, shard, shard_by, wanted.size, quiet) as table:
-            made: NDArray[Any]
-            if to is ValuesForm.raw:
-                made = table.read(wanted)
-            elif to is ValuesForm.f32:
-                made = table.decoded(wanted)
-            else:
-                made = table.values(wanted, pipeline.engine_of("fast" if table.compiled(wanted.size) else "reference"))
-        emit(output, npy(made), force)
+        table = stack.enter_context(placing.table(opened, at, io, prewarm, shard, shard_by, wanted.size, quiet))
+        emit(output, npy(_values(table, wanted, to, sibling)), force)
+
+
+def _values(table: Table | PlainTable, wanted: NDArray[np.int64], to: ValuesForm, sibling: bool) -> NDArray[Any]:
+    from engramctl import pipeline
+    from engramctl.siblings import run
+    from engramctl.table import Table
+
+    if sibling or not isinstance(table, Table):
+        return run.looked_up(table, wanted, to.value)
+    if to is ValuesForm.raw:
+        return table.read(wanted)
+    if to is ValuesForm.f32:
+        return table.decoded(wanted)
+    return table.values(wanted, pipeline.engine_of("fast" if table.compiled(wanted.size) else "reference"))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"hash": hash_, "lookup": lookup}

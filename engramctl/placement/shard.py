@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engramctl.errors import EngramctlError
+
+if TYPE_CHECKING:
+    from engramctl.source import Source
+    from engramctl.tables import Tables
 
 By = Literal["rows", "heads"]
 SPEC = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
@@ -35,3 +39,13 @@ def rows_of(i: int, n: int, rows: int, by: By = "rows", offsets: NDArray[np.uint
     edges = [*np.sort(offsets).astype(np.int64).tolist(), rows]
     edges[0] = 0
     return edges[offsets.size * (i - 1) // n], edges[offsets.size * i // n]
+
+
+def held(shard: str, by: str, layer: int, rows: int, source: Source | Tables) -> tuple[int, int]:
+    """The rows of a layer's table that part `shard` ("i/n") holds, by "rows" or by "heads"."""
+    if by not in ("rows", "heads"):
+        raise EngramctlError("--shard-by", "rows or heads", f"{by!r:.40}")
+    if by == "rows":
+        return rows_of(*parse(shard), rows)
+    params = source.params()
+    return rows_of(*parse(shard), rows, "heads", params.offsets[params.layers.index(layer)])

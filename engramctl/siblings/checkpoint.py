@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engramctl import derivation
 from engramctl.errors import EngramctlError
-from engramctl.hash_params import HashParams, published
+from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.siblings import config as configs
 from engramctl.siblings import tensors as shapes
@@ -28,6 +28,7 @@ from formats.row_plain import PlainRows
 from formats.safetensors_raw import Tensor
 
 DIALECT = "hf"
+PICKLE = "engram_weights.pt"  # engram-peft's other form
 NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
 
 
@@ -79,8 +80,17 @@ class SiblingCheckpoint:
             raise FormatError(scales[0].path, scales[0].name, "a scale above 0", f"{scale}")
         return scale
 
+    @property
+    def table_alone(self) -> bool:
+        """Are the module's weights somewhere else?"""
+        roles = shapes.module_roles(self.profile)
+        return bool(roles) and not any(role in roles for _, role, _ in self.tensors)
+
     def floats(self, role: str, layer: int) -> list[NDArray[np.float32]]:
-        """The tensors of a role as F32, which holds each exactly."""
+        """The tensors of a role as F32, which holds each exactly; a role that the model does not have gives none."""
+        if role in shapes.module_roles(self.profile) and self.table_alone:
+            name = self.profile.tensors[role].of(layer)
+            raise FormatError(self.path, None, f"a tensor {name}", "none: this checkpoint holds the table alone")
         return [as_f32(self.array(tensor), tensor.dtype) for tensor in self.numbers(role, layer)]
 
     def array(self, tensor: Tensor) -> NDArray[Any]:
@@ -122,11 +132,7 @@ class SiblingCheckpoint:
 
     def expected(self) -> HashParams:
         """What the sizes give: the published constants where they are the profile's, else derived ones."""
-        token_map, published_sizes = self.token_map().ids, self.profile.sizes
-        if self.whole == published_sizes and self.profile.moduli.size:
-            whole = published(self.profile, token_map)
-        else:
-            whole = derivation.derive(self.profile, self.whole, token_map)
+        whole = derivation.expected(self.profile, self.whole, self.token_map().ids)
         return subset_params(whole, self.sizes.layers)
 
     def stored(self) -> dict[str, dict[int, NDArray[np.uint64]]]:
@@ -160,8 +166,9 @@ def as_f32(array: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def read_sizes(path: Path, profile: Profile, config: dict[str, Any] | None, named: bool) -> tuple[Profile, Sizes]:
-    """The sizes that the config states; without one those of the profile, which then must have been asked for."""
-    if config is not None:
+    """The sizes that the config states; without one, or without keys for them, those of the profile: then it must have
+    been asked for."""
+    if config is not None and (profile.config_keys or not named):
         return configs.read(config, profile, str(path / safetensors_raw.CONFIG_NAME))
     if not named:
         raise EngramctlError(str(path), "a config.json", "none", "give --profile NAME to take the sizes from a profile")
@@ -180,6 +187,9 @@ def open_checkpoint(
     """Open a folder or one safetensors file; whatever does not fit together raises `FormatError`."""
     if not profile.tensors:
         raise EngramctlError(f"profile {profile.name}", "a model with public weights", "none to read")
+    if (path / PICKLE).exists() and not any(path.glob("*.safetensors")):
+        hint = "save the adapter as safetensors"
+        raise EngramctlError(str(path), "a safetensors file", f"{PICKLE} alone, a pickle: code, not data", hint)
     profile, whole = read_sizes(path, profile, config, named)
     for layer in layers or ():
         if layer not in whole.layers:
@@ -189,10 +199,12 @@ def open_checkpoint(
     names = {want.name for want in wanted.values()}
     found = safetensors_raw.read_checkpoint(path, lambda name: name in names)
     tensors: dict[shapes.Key, Tensor] = {}
+    module = {key for key in wanted if key[1] in shapes.module_roles(profile)}
+    alone = not any(wanted[key].name in found.tensors for key in module)  # a table without its module has uses too
     for key, want in wanted.items():
         if want.name in found.tensors:
             tensors[key] = shapes.check(found.tensors[want.name], want)
-        elif not want.optional:
+        elif not want.optional and not (alone and key in module):
             raise FormatError(path, None, f"a tensor {want.name}", "none in its shards")
     _one_dtype(tensors)
     source = SiblingCheckpoint(path, profile, sizes, whole, config, config_text, tensors, token_map)

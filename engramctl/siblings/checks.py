@@ -83,7 +83,7 @@ def _rows(
 ) -> None:
     """Rows that hold no numbers are findings; the padding behind the last modulus is not demanded anything of."""
     params = opened.params()
-    used = int(params.offsets[params.layers.index(layer)][-1] + params.moduli[params.layers.index(layer)][-1])
+    used = params.used(layer)
     if used < table.rows:
         result.notes.append(f"layer {layer}: the last {table.rows - used} rows are padding, which nothing addresses")
     picked = np.arange(used) if sample is None else _picked(table, opened, layer, used, sample)
@@ -125,9 +125,9 @@ def _weights(opened: SiblingCheckpoint, layer: int, result: Result) -> None:
 
 
 def _stored(opened: SiblingCheckpoint, result: Result) -> None:
-    made = subset_params(derivation.derive(opened.profile, opened.whole, opened.token_map().ids), opened.sizes.layers)
-    stored = _as_stored(opened)
-    constants.compare(SOURCE, stored, [Expectation("derived", constants.of_params(made))], opened.sizes.layers, result)
+    stored, made = _as_stored(opened), constants.of_params(opened.expected())
+    whose = "published" if opened.whole == opened.profile.sizes else "derived"
+    constants.compare(SOURCE, stored, [Expectation(whose, made)], opened.sizes.layers, result)
 
 
 def _as_stored(opened: Opened) -> Stored:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engramctl import report
 from engramctl.errors import EngramctlError
-from engramctl.siblings import repack, unpack
+from engramctl.siblings import repack, unpack, writing
 from engramctl.siblings.container import PleContainer
 from engramctl.siblings.opened import as_sibling
+from engramctl.siblings.tensors import SCALED
 from engramctl.source import open_source
 
 
@@ -25,43 +26,65 @@ class Asked:
     dialect: str | None
     row_type: str | None
     kv_type: str | None
+    shards: int | None
     dry_run: bool
+    resume: bool
     force: bool
+    digest: str | None
+    break_lock: bool
+    threads: int | None
     json: bool
     quiet: bool
+    say: Callable[[str], None]
 
 
 def convert(asked: Asked, others: Mapping[str, object]) -> str:
     """Do it; `others` are options that belong to V4.1's conversion, refused if given. Returns what to say."""
-    for option, value in others.items():
-        if value:
-            raise EngramctlError(option, "deepseek-v4.1-flash, whose conversion has it", "another model")
+    refuse(others, "deepseek-v4.1-flash, whose conversion has it", "another model")
     with open_source(asked.checkpoint, asked.profile) as found:
         source = as_sibling(found)
         repack.require_ple(source)
         if isinstance(source, PleContainer):
             return _back(asked, source)
+        refuse({"--shards": asked.shards}, "a conversion back into a checkpoint", "one into a container")
         made = repack.plan(source, repack.dialect_named(asked.dialect), _upper(asked.row_type), _upper(asked.kv_type))
         facts = repack.describe(made)
         if asked.dry_run or asked.output is None:
             return _told(asked, {"dry_run": True, **facts}, "")
         with report.progress(made.data_bytes, asked.output.name, asked.quiet) as advance:
-            repack.write(made, asked.output, asked.force, advance)
+            options = writing.Options(
+                asked.resume, asked.force, asked.digest, asked.break_lock, asked.threads, advance, asked.say
+            )
+            digest = writing.write(made, asked.output, options)
+        if digest is not None and not asked.json:
+            report.line(f"{digest}  {next(t.name for t in made.targets if t.role == 'table')}")
         said = (
             f"{asked.output}: {made.layout.file_size:,} bytes of dialect {made.dialect.name}, rows as {made.row_type}"
         )
-        return _told(asked, {"dry_run": False, "output": str(asked.output), **facts}, said)
+        digests = {} if digest is None else {str(source.sizes.layers[0]): digest}
+        body = {"output": str(asked.output), **facts, "digest": asked.digest, "digests": digests}
+        return _told(asked, {"dry_run": False, **body}, said)
+
+
+def refuse(options: Mapping[str, object], expected: str, found: str) -> None:
+    """Refuse, by name, options that do not belong to what was asked for."""
+    for option, value in options.items():
+        if value is not None and value is not False:
+            raise EngramctlError(option, expected, found)
 
 
 def _back(asked: Asked, source: PleContainer) -> str:
     if asked.dialect != unpack.DIALECT:
         raise EngramctlError("--dialect", f"{unpack.DIALECT}: what a container is made back into", f"{asked.dialect}")
-    if asked.dry_run or asked.output is None:
-        raise EngramctlError("--dry-run", "a conversion into a container", "one back into a checkpoint")
+    given = {"--dry-run": asked.dry_run or asked.output is None, "--resume": asked.resume, "--digest": asked.digest}
+    given |= {"--kv-type": asked.kv_type, "--break-lock": asked.break_lock}
+    refuse(given, "a conversion into a container", "one back into a checkpoint")
+    assert asked.output is not None
     with report.progress(source.header.file_size, asked.output.name, asked.quiet) as advance:
-        unpack.write(source, asked.output, asked.force, advance)
-    facts = {"dry_run": False, "output": str(asked.output), "dialect": unpack.DIALECT}
-    return _told(asked, facts, f"{asked.output}: a checkpoint of {source.sizes.rows[0]:,} rows")
+        kind = unpack.write(source, asked.output, _upper(asked.row_type), asked.shards, asked.force, advance)
+    facts = {"dry_run": False, "output": str(asked.output), "dialect": unpack.DIALECT, "row_type": kind}
+    what = "the table and its constants alone, without a config" if source.table_alone else "a checkpoint"
+    return _told(asked, facts, f"{asked.output}: {what}, {source.sizes.rows[0]:,} rows as {kind}")
 
 
 def _told(asked: Asked, facts: dict[str, Any], said: str) -> str:
@@ -77,4 +100,5 @@ def _told(asked: Asked, facts: dict[str, Any], said: str) -> str:
 
 
 def _upper(kind: str | None) -> str | None:
-    return None if kind is None else kind.upper()
+    """A type as tensors name it."""
+    return {None: None, "e4m3": SCALED}.get(kind, None if kind is None else kind.upper())

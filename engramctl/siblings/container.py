@@ -24,7 +24,7 @@ from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.floats import from_bf16
 from formats.gguf_file import GGML_TYPES, GgufHeader, TensorInfo, ValueType
-from formats.ple_gguf import DIALECTS, SIDECAR, PleDialect
+from formats.ple_gguf import DIALECTS, SCALE, SIDECAR, PleDialect
 from formats.recognise import describe
 from formats.row_plain import PlainRows
 
@@ -49,6 +49,21 @@ class PleContainer:
 
     def __post_init__(self) -> None:
         self.whole, self.dialect = self.sizes, self.made_of.name
+
+    @property
+    def table_alone(self) -> bool:
+        """Are the module's weights somewhere else?"""
+        return self.made_of is SIDECAR
+
+    @property
+    def scale(self) -> np.float32 | None:
+        """Of the E4M3 table that the rows were made from, if they were."""
+        entry = self.header.keys.get(SCALE.name)
+        if entry is None:
+            return None
+        if type(entry.value) is not float or not 0 < entry.value < np.inf:
+            raise FormatError(self.path, f"key {SCALE.name}", "a scale above 0", f"{entry.value!r:.40}")
+        return np.float32(entry.value)
 
     def file(self) -> ReadFile:
         if not self._files:

@@ -128,22 +128,33 @@ def check(path: Path, loader: str) -> Result:
     for where, expected, seen in reasons(header, dialect):
         result.add(CHECK, where, expected, seen)
     result.notes += notes(header, dialect)
-    if loader not in ("ds4", LOADERS[dialect.name]):  # ds4 is the option's default, which is V4.1's
+    if loader not in ("ds4", "all", LOADERS[dialect.name]):  # ds4 is the option's default, which is V4.1's
         result.notes.append(
             f"judged as {LOADERS[dialect.name]} reads it: {loader} has no rules for dialect {dialect.name}"
         )
     return result
 
 
+def verdict(header: GgufHeader, dialect: PleDialect, broken: list[Finding]) -> dict[str, Any]:
+    """Whether a loader takes the file, no stronger than the rules that were run: None where its reader is unknown."""
+    why = [{"where": where, "expected": expected, "found": found} for where, expected, found in broken]
+    if dialect is SIDECAR:
+        return {"accepts": None, "why": why, "said": f"{'not ' if broken else ''}as its converter writes it"}
+    alone = len(header.tensors) == len(dialect.tensors)
+    said = "accepts the table, its keys and its module" + (": no model file yet" if alone else "")
+    return {"accepts": not broken, "why": why, "said": "refuses it" if broken else said}
+
+
 def notes(header: GgufHeader, dialect: PleDialect) -> list[str]:
     """What is no fault, and should be known."""
-    said = []
+    said = ["rows and weights are in no loader's rules, only their places: check packing looks at them"]
     if dialect is QWEN4EXP and dialect.keys["image_token_id"].name not in header.keys:
         said.append("no image token id: llama.cpp hashes images as EOS, transformers does not (profile :image-as-eos)")
     if dialect is QWEN4EXP and len(header.tensors) == len(dialect.tensors):
         said.append("the memory alone: a model file has its other tensors too")
     if dialect is SIDECAR:
         said.append("judged by what ds4's converter writes: its reader was not seen")
+        said.append("vocabulary, EOS, hidden width, streams and eps are the profile's: a sidecar does not say them")
     for role in ("multipliers", "offsets", "moduli"):
         value = header.keys.get(dialect.keys[role].name)
         if value is not None and value.item == ValueType.FLOAT32:

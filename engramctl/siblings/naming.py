@@ -25,12 +25,15 @@ RULES = {
     ("oldest_first", "start"): "byte groups, oldest first",
 }
 
+VARIANTS = {("start",): "eos-ignored", ("start", "dead", "eos", "eos_itself"): "eos-zeroed"}
+
 
 def spell(rule: HashRule) -> str:
     """A rule's windows in words."""
     if rule.align == "left":
         return RULES["oldest_first", "left"]
-    return RULES[rule.order, "+".join(rule.boundary)]
+    words, variant = RULES[rule.order, "+".join(rule.boundary)], VARIANTS.get(rule.boundary)
+    return f"{words} (LongCat's variant {variant})" if rule.mix == "poly_mod" and variant else words
 
 
 def notes(

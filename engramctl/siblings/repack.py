@@ -1,15 +1,13 @@
 """repack, for Qwen3.8's table: a checkpoint into a GGUF of either dialect, and such a GGUF back into a checkpoint.
 
-The plan is made before a byte is written; the final name holds all of the output or nothing. Rows that lie in holes of
-the source stay holes. A BF16 table is copied; from E4M3 a row becomes the BF16 numbers that the model looks up.
+The plan is made before a byte is written (`writing.py`). Rows that lie in holes of the source stay holes. A BF16 table
+is copied; from E4M3 a row becomes the BF16 numbers that the model looks up, and the table's scale is kept beside it.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,20 +16,15 @@ from numpy.typing import NDArray
 from engramctl.errors import EngramctlError
 from engramctl.siblings.opened import Opened
 from engramctl.siblings.table import PlainTable
-from formats import disk, row_plain
+from engramctl.siblings.tensors import SCALED
 from formats import gguf_file as gguf
-from formats.disk import WriteFile
-from formats.errors import FormatError
+from formats import row_plain
 from formats.floats import exact_in_bf16, exact_in_f16
-from formats.ple_gguf import DIALECTS, PleDialect
+from formats.ple_gguf import DIALECTS, SCALE, PleDialect
 from formats.row_plain import PlainRows
 
-CHUNK_ROWS = 16384
-SPARE_BYTES = 16 << 20
 TYPE_IDS = {known.name: number for number, known in gguf.GGML_TYPES.items()}
 DEFAULT_WEIGHT = "BF16"
-
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -57,12 +50,21 @@ class Plan:
     row_type: str
 
     @property
+    def rows(self) -> PlainRows:
+        """The layout of the output's rows."""
+        return PlainRows(self.row_type, self.source.sizes.width)
+
+    @property
+    def table(self) -> PlainTable:
+        """The source's."""
+        return self.source.table(self.source.sizes.layers[0])
+
+    @property
     def data_bytes(self) -> int:
         """To be written: holes left out."""
-        rows = PlainRows(self.row_type, self.source.sizes.width).row_bytes
-        table = self.source.table(self.source.sizes.layers[0])
         others = sum(target.size for target in self.targets if target.role != "table")
-        return len(self.layout.header) + others + sum(last - first for first, last in table.data_ranges()) * rows
+        rows = sum(last - first for first, last in self.table.data_ranges())
+        return len(self.layout.header) + others + rows * self.rows.row_bytes
 
 
 def dialect_named(name: str | None) -> PleDialect:
@@ -117,7 +119,7 @@ def plan(source: Opened, dialect: PleDialect, row_type: str | None, weight_type:
 
 def _keys(source: Opened, dialect: PleDialect) -> list[tuple[str, gguf.Value]]:
     params, sizes = source.params(), source.sizes
-    used = int(params.offsets[0, -1] + params.moduli[0, -1])
+    used = params.used(sizes.layers[0])
     values: dict[str, Any] = {
         "layers": list(sizes.layers), "size": sizes.size, "heads": sizes.heads, "kernel": source.profile.module.kernel,
         "eos_token_id": sizes.eos_token_id, "image_token_id": sizes.image_token_id, "width": sizes.width,
@@ -133,63 +135,27 @@ def _keys(source: Opened, dialect: PleDialect) -> list[tuple[str, gguf.Value]]:
     for role, key in dialect.keys.items():
         if values[role] is not None:
             keys.append((key.name, make[key.type](values[role])))
+    table = source.table(sizes.layers[0]).layout
+    if table.dtype == SCALED:
+        keys.append((SCALE.name, make[SCALE.type](float(table.scale))))
     return keys
 
 
-def write(made: Plan, output: Path, force: bool = False, progress: Progress = lambda n: None) -> None:
-    """Write the plan to `output`: whole, or not at all. What was begun is removed on any failure."""
-    disk.refuse_existing(output, force)
-    partial = output.with_name(f"{output.name}.partial")
-    if force:
-        partial.unlink(missing_ok=True)
-    if partial.exists():
-        raise FormatError(partial, None, "nothing unfinished there (or --force)", "an unfinished output")
-    if not output.parent.is_dir():
-        raise FormatError(output.parent, None, "a folder", "nothing there")
-    need, free = made.data_bytes + SPARE_BYTES, disk.free_bytes(output.parent)
-    if free < need:
-        raise EngramctlError(str(output.parent), f"{need} free bytes", f"{free}")
-    try:
-        with contextlib.closing(WriteFile.create(partial)) as file:
-            file.resize(made.layout.file_size)
-            file.write(0, made.layout.header)
-            for target in made.targets:
-                for at, data in tensor_bytes(made, target):
-                    file.write(target.start + at, data)
-                    progress(len(data))
-            file.sync()
-        disk.publish(partial, output, force)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def tensor_bytes(made: Plan, target: Target) -> Iterator[tuple[int, bytes]]:
-    """(byte, bytes) of what a tensor of the output holds; holes are left out."""
-    source, layer = made.source, made.source.sizes.layers[0]
-    if target.role == "table":
-        yield from _rows(source.table(layer), PlainRows(made.row_type, source.sizes.width))
-        return
-    values = weight(source, layer, target.role)
+def weight_bytes(made: Plan, target: Target) -> bytes:
+    """All bytes of a tensor of the output that is no table."""
+    values = weight(made.source, made.source.sizes.layers[0], target.role)
     if target.type in ("BF16", "F16"):
         exact = (exact_in_bf16 if target.type == "BF16" else exact_in_f16)(values)
         if not exact.all():
             found = f"{int(np.count_nonzero(~exact))} of {values.size} that it does not"
             raise EngramctlError(f"--kv-type {target.type.lower()}", f"values that {target.type} holds exactly", found)
-    yield 0, row_plain.encode(values.reshape(1, -1), target.type).tobytes()
+    return row_plain.encode(values.reshape(1, -1), target.type).tobytes()
 
 
 def weight(source: Opened, layer: int, role: str) -> NDArray[np.float32]:
     """A weight's values, flat; a norm's with the 1 that its model adds in F32."""
     values = source.floats(role, layer)[0].reshape(-1)
     return values + np.float32(1) if role.startswith("norm") and source.profile.module.norm == "one_plus" else values
-
-
-def _rows(table: PlainTable, layout: PlainRows) -> Iterator[tuple[int, bytes]]:
-    for first, last in table.data_ranges():
-        for start in range(first, last, CHUNK_ROWS):
-            numbers = np.arange(start, min(start + CHUNK_ROWS, last))
-            yield start * layout.row_bytes, converted(table, numbers, layout.dtype).tobytes()
 
 
 def converted(table: PlainTable, numbers: NDArray[np.int64], dtype: str) -> NDArray[np.uint8]:

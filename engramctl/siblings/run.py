@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from engramctl.siblings import module
 from engramctl.siblings.opened import Opened, as_sibling
 from engramctl.siblings.table import PlainTable
 from engramctl.source import Source
+from engramctl.table import Table
 from formats import safetensors_raw
 from formats.errors import FormatError
 from formats.floats import bf16_finite, from_bf16, to_bf16
@@ -56,16 +57,8 @@ def write_states(states: States, values: NDArray[np.float32]) -> Iterator[bytes]
     yield from array_files.pieces(array)
 
 
-def expect_unplaced(options: Mapping[str, object]) -> None:
-    """Refuse options that belong to V4.1's tables and pipeline."""
-    for option, value in options.items():
-        if value:
-            raise EngramctlError(option, "deepseek-v4.1-flash, whose tables and pipeline have it", "another model")
-
-
-def looked_up(source: Source, layer: int, rows: NDArray[np.int64], to: str) -> NDArray[Any]:
+def looked_up(table: Table | PlainTable, rows: NDArray[np.int64], to: str) -> NDArray[Any]:
     """Rows as raw bytes, exact F32, or BF16 bits where those are what the model looks up."""
-    table = as_sibling(source).table(layer)
     if to == "raw":
         return table.read(rows)
     raw = table.read_valid(rows)
@@ -86,6 +79,7 @@ class Asked:
 def results(
     source: Source,
     asked: Asked,
+    table: Table | PlainTable,
     tokens: NDArray[np.int64],
     mask: NDArray[np.bool_] | None,
     history: Sequence[int],
@@ -98,7 +92,9 @@ def results(
             raise EngramctlError("--hidden", "a file of hidden states", "none")
         states = read_states(asked.hidden, (tokens.size, opened.sizes.streams, opened.sizes.hidden))
     hidden = None if states is None else states.values
-    found = run(opened, asked.layer, tokens, hidden, mask, history, asked.stop_at, asked.engine, asked.threads)
+    found = run(
+        opened, asked.layer, tokens, hidden, mask, history, asked.stop_at, asked.engine, asked.threads, table
+    )  # fmt: skip
     return array_files.npy_chunks(found) if states is None or asked.stop_at == "gate" else write_states(states, found)
 
 
@@ -112,6 +108,7 @@ def run(
     stop_at: Stage = "out",
     engine: Engine = "fast",
     threads: int | None = None,
+    table: Table | PlainTable | None = None,
 ) -> NDArray[Any]:
     """By `stop_at`: rows int64 [T, C]; values [T, C, width], BF16 bits or F32; kv and gate F32; out F32 [T, S, D]."""
     if stop_at in ("kv", "gate"):
@@ -120,7 +117,7 @@ def run(
     rows = engine_of(engine, threads).hash_rows(tokens, params, mask, history)[:, params.layers.index(layer)]
     if stop_at == "rows":
         return np.asarray(rows)
-    table = source.table(layer)
+    table = table or source.table(layer)
     if stop_at == "values":
         parts = [table_values(table, rows[at : at + CHUNK_TOKENS]) for at in range(0, max(len(rows), 1), CHUNK_TOKENS)]
         return np.concatenate(parts)
@@ -145,7 +142,7 @@ def run(
     return finite(np.concatenate(results), stop_at)
 
 
-def table_values(table: PlainTable, rows: NDArray[np.int64]) -> NDArray[Any]:
+def table_values(table: Table | PlainTable, rows: NDArray[np.int64]) -> NDArray[Any]:
     """What the model looks up: BF16 bits, or the F32 or F16 numbers as F32."""
     raw = table.read_valid(rows)
     return table.decode_bf16(raw) if table.is_bf16 else table.decode(raw)

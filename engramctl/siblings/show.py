@@ -161,12 +161,7 @@ def describe_container(path: Path, profile_name: str | None, header: GgufHeader)
             if "ple_" in t.name or t.name == named.tensors["table"]
         ],
         "constants": _key_constants(header),
-        "loaders": {
-            loader.LOADERS[named.name]: {
-                "accepts": not broken,
-                "why": [{"where": w, "expected": e, "found": f} for w, e, f in broken],
-            }
-        },
+        "loaders": {loader.LOADERS[named.name]: loader.verdict(header, named, broken)},
         "config_problem": problem,
         "profile": profile.name,
         "sizes": None if sizes is None else vars(sizes),

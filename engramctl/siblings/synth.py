@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from engramctl import derivation, telling, tiny_tokenizer
 from engramctl.config import SYNTHETIC
+from engramctl.derivation import EXPLICIT
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
 from engramctl.siblings import numbers, tensors
 from engramctl.siblings.tensors import CONSTANTS, Key, Wanted
-from engramctl.synth import Made, prepare_folder, random_u64, write_text
+from engramctl.synth import Made, begun, random_u64, write_text
 from formats import safetensors_raw
 from formats.disk import WriteFile, fsync_folder
 from formats.row_plain import SIZES
@@ -39,12 +40,19 @@ def make(folder: Path, profile: Profile, seed: int, real_tokens: bool, full_size
     """Write config, index, shards and tokenizer into `folder`, which must be new or empty."""
     if not profile.tensors:
         raise EngramctlError(f"profile {profile.name}", "a model with public weights", profile.unpublished)
-    prepare_folder(folder, force)
+    if EXPLICIT in profile.derivation.values() and not full_size:
+        raise EngramctlError("synth", f"--full-size: the constants of profile {profile.name} are explicit", "none")
+    with begun(folder, force):
+        return _make(folder, profile, seed, real_tokens, full_size)
+
+
+def _make(folder: Path, profile: Profile, seed: int, real_tokens: bool, full_size: bool) -> Made:
     if full_size:
         sizes = profile.sizes
     else:
         profile, sizes = tiny(profile, real_tokens)
-    params = derivation.derive(profile, sizes, _map(profile, sizes, real_tokens or full_size))
+    made = derivation.expected if full_size else derivation.derive
+    params = made(profile, sizes, _map(profile, sizes, real_tokens or full_size))
     shard_of: dict[str, str] = {}
     marked: dict[int, tuple[int, ...]] = {}
     files = list(_files(profile, sizes))
@@ -53,7 +61,7 @@ def make(folder: Path, profile: Profile, seed: int, real_tokens: bool, full_size
     for number, (layer, part) in enumerate([(sizes.layers[0], everything)] if single else files, 1):
         firsts = np.cumsum([0, *tensors.pieces(profile, sizes, layer)]).tolist()
         if full_size:
-            edges = [*firsts, *(int(x) for x in params.offsets[sizes.layers.index(layer)]), int(params.moduli.sum())]
+            edges = [*firsts, *(int(x) for x in params.offsets[sizes.layers.index(layer)]), params.used(layer)]
             row_bytes = sizes.width * SIZES[_dtype(profile)]
             marked[layer] = tuple(telling.plain_rows(firsts[-1], edges, row_bytes))
         shard = ADAPTER if single else f"model-{number:05d}-of-{len(files):05d}.safetensors"
@@ -190,7 +198,7 @@ class _Writer:
 def config(profile: Profile, sizes: Sizes, seed: int) -> dict[str, Any]:
     """config.json in the model's spelling, as far as its hashed memory goes."""
     made: dict[str, Any] = {
-        "model_type": profile.facts["model_types"][0], SYNTHETIC: True, "engramctl_seed": seed
+        "model_type": (profile.facts.get("model_types") or [profile.name])[0], SYNTHETIC: True, "engramctl_seed": seed
     }  # fmt: skip
     columns, kind = sizes.columns, profile.facts.get("config")
     say: dict[str, Any] = {

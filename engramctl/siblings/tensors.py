@@ -61,12 +61,19 @@ def _shapes(profile: Profile, sizes: Sizes, layer: int, role: str, numbered: boo
     return [each] * S if numbered else [(S * each[0], *each[1:])]
 
 
+def module_roles(profile: Profile) -> set[str]:
+    """The roles of tensors that belong to the module: neither rows nor constants."""
+    return profile.tensors.keys() - {"table", "table_scale", *CONSTANTS}
+
+
 def pieces(profile: Profile, sizes: Sizes, layer: int) -> list[int]:
     """Rows of each tensor of a layer's table."""
     number = sizes.layers.index(layer)
     rows, shards = sizes.rows[number], profile.storage.shards
     if profile.storage.layout == "columns":
-        return [int(modulus) for modulus in derivation.derive_moduli(profile, sizes)[number]]
+        own = sizes == profile.sizes and profile.moduli.size
+        moduli = profile.moduli if own else derivation.derive_moduli(profile, sizes)
+        return [int(modulus) for modulus in moduli[number]]
     if profile.storage.layout == "shards":
         if rows % shards:
             raise EngramctlError("config", f"rows that {shards} shards share evenly", f"{rows}")

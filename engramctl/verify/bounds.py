@@ -67,16 +67,16 @@ class GateRange:
 
 
 def gate_range(
-    hidden: NDArray[np.uint16],
-    key: NDArray[np.uint16],
+    hidden: NDArray[Any],
+    key: NDArray[Any],
     q_weight: NDArray[Any],
     k_weight: NDArray[Any],
     mask: NDArray[np.bool_] | None = None,
     eps: float = 1e-20,
     clamp: float = 1e-6,
 ) -> GateRange:
-    """hidden, key [T, S, D], weights [S, D] (BF16 bits or F32), mask [T] -> ranges [T, S]; masked gates are 0."""
-    h, k = from_bf16(hidden).astype(np.float64), from_bf16(key).astype(np.float64)
+    """hidden, key [T, S, D], weights [S, D] (BF16 bits or F32, each), mask [T] -> ranges [T, S]; masked gates are 0."""
+    h, k = _f64(hidden), _f64(key)
     w = _f64(q_weight) * _f64(k_weight)
     D = h.shape[-1]
     with np.errstate(invalid="ignore"):  # a masked token may hold anything
@@ -89,8 +89,8 @@ def gate_range(
     return GateRange(dot, gate, np.where(text, low - GATE_SLACK, 0.0), np.where(text, high + GATE_SLACK, 0.0))
 
 
-def _f64(weight: NDArray[Any]) -> Float64:
-    return (from_bf16(weight) if weight.dtype == np.uint16 else weight).astype(np.float64)
+def _f64(numbers: NDArray[Any]) -> Float64:
+    return (from_bf16(numbers) if numbers.dtype == np.uint16 else numbers).astype(np.float64)
 
 
 def _sigmoid(dot: Float64, clamp: float) -> Float64:

@@ -150,6 +150,7 @@ def _facts(header: GgufHeader, profile: Profile, loader: str, result: Result) ->
 
 def _notes(facts: Facts, seen: Recognised, result: Result) -> None:
     result.notes += seen.notes
+    result.notes.append("weights' numbers are in no loader's rules: check source and check packing look at them")
     if facts.header.tensors and all(ENGRAM in tensor.name for tensor in facts.header.tensors):
         result.notes.append("engram-only: no main weights")
     for layer in facts.sizes.layers:

@@ -29,16 +29,17 @@ MASKS = ("bool", "uint8", "int8", "int32", "int64")
 class Inputs:
     """What the gate works on, from the dump itself."""
 
-    hidden: NDArray[np.uint16]  # [T, S, D]
-    key: NDArray[np.uint16]  # [T, S, D]
-    value: NDArray[np.uint16]  # [T, D]
+    hidden: NDArray[Any]  # [T, S, D] BF16 bits; F32 where the model's states are
+    key: NDArray[Any]  # [T, S, D]
+    value: NDArray[Any]  # [T, D]
     q_weight: NDArray[Any]  # [S, D]
     k_weight: NDArray[Any]  # [S, D]
     mask: NDArray[np.bool_] | None
 
 
-def read(dump: Dump) -> tuple[Inputs, NDArray[np.float32] | None, NDArray[np.uint16] | None]:
-    """The inputs, and the gates [T, S] and outputs [T, S, D] that are to be checked; at least one of the two."""
+def read(dump: Dump, f32: bool = False) -> tuple[Inputs, NDArray[np.float32] | None, NDArray[np.uint16] | None]:
+    """The inputs, and the gates [T, S] and outputs [T, S, D] that are to be checked; at least one of the two.
+    With `f32` any finite F32 states are taken as they are, not only those that BF16 holds."""
     arrays = dump.arrays
     if "gate" not in arrays and "out" not in arrays:
         raise FormatError(dump.where, None, "an array gate or out", f"{', '.join(sorted(arrays)) or 'none'}"[:120])
@@ -47,9 +48,9 @@ def read(dump: Dump) -> tuple[Inputs, NDArray[np.float32] | None, NDArray[np.uin
         raise FormatError(dump.where, "array hidden", "[T, streams, D]", f"{list(shape)}")
     T, S, D = shape
     mask = _mask(dump, T)
-    hidden = dumps.as_bf16(dump.named("hidden").load(dumps.DTYPES, (T, S, D)), dump.where, "hidden")
-    key = _operand(dump, "key", (T, S, D), mask)
-    value = _operand(dump, "value", (T, D), mask)
+    hidden = _states(dump.named("hidden").load(dumps.DTYPES, (T, S, D)), dump.where, "hidden", f32)
+    key = _operand(dump, "key", (T, S, D), mask, f32)
+    value = _operand(dump, "value", (T, D), mask, f32)
     weights = [dump.named(name).load(WEIGHTS, (S, D)) for name in ("q_weight", "k_weight")]
     for name, weight in zip(("q_weight", "k_weight"), weights, strict=True):
         if not np.isfinite(reference.as_f32(weight)).all():
@@ -61,13 +62,19 @@ def read(dump: Dump) -> tuple[Inputs, NDArray[np.float32] | None, NDArray[np.uin
     return Inputs(hidden, key, value, weights[0], weights[1], mask), gates, out
 
 
-def _operand(dump: Dump, name: str, shape: tuple[int, ...], mask: NDArray[np.bool_] | None) -> NDArray[np.uint16]:
+def _states(array: NDArray[Any], where: str, name: str, f32: bool) -> NDArray[Any]:
+    if f32 and array.dtype != np.uint16:
+        return dumps.finite(array, where, name)
+    return dumps.as_bf16(array, where, name)
+
+
+def _operand(dump: Dump, name: str, shape: tuple[int, ...], mask: NDArray[np.bool_] | None, f32: bool) -> NDArray[Any]:
     """A masked token's key and value may be anything: they are not used."""
     array = dump.named(name).load(dumps.DTYPES, shape)
     if mask is not None:
         array = array.copy()
         array[~mask] = 0
-    return dumps.as_bf16(array, dump.where, name)
+    return _states(array, dump.where, name, f32)
 
 
 def _out(dump: Dump, shape: tuple[int, ...]) -> NDArray[np.uint16]:
@@ -111,7 +118,7 @@ def check(
             )
     if inputs.mask is not None:
         result.notes.append(f"{int(np.count_nonzero(~inputs.mask))} of {T} positions are dead")
-    if not result.ok:
+    if not result.ok and all(array.dtype == np.uint16 for array in (inputs.hidden, inputs.key, inputs.value)):
         explain(inputs, name_gate.Dumped(gates, out), GatePlan(eps, clamp), somewhere, result)
     return result
 

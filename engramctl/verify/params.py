@@ -109,9 +109,7 @@ def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap |
         return stored, whole, None
     if (found_file := sidecars.recognise(path)) is not None and found_file.dialect is TENSORSHARP:
         return _of_tsd41(path), None, None
-    with ReadFile.open(path) as file:
-        found = params_file.read(file.read(0, min(file.size, params_file.MOST_BYTES + 1), "params"), str(path))
-    return constants.of_file(found), None, None
+    return constants.of_file(params_file.read_file(path)), None, None
 
 
 def _of_tsd41(path: Path) -> Stored:
