@@ -158,14 +158,22 @@ def names() -> list[str]:
 
 
 def load(name: str = DEFAULT) -> Profile:
-    """The profile of that name, `NAME:VARIANT` for one of its variants, or of a file that ends in .toml.
+    """The profile of that name, `NAME:VARIANT` for one of its variants, or of a file.toml, which may
+    have variants too.
 
     An unknown name raises `EngramctlError` with the known ones, a bad file one with the place in it.
     """
     from engramctl import profile_file
 
+    file, _, variant = name.partition(f"{profile_file.SUFFIX}:")
     if name.endswith(profile_file.SUFFIX):
-        return build(profile_file.read(Path(name)), name)
+        file, variant = name.removesuffix(profile_file.SUFFIX), ""
+    if file != name:
+        facts = profile_file.read(Path(f"{file}{profile_file.SUFFIX}"))
+        if variant:
+            profile_file.check(facts, name)
+            facts = with_variant(facts, variant)
+        return build(facts, name)
     return _shipped(name)
 
 

@@ -162,3 +162,11 @@ def test_constants_that_do_not_fit_are_refused_when_they_are_used(cli: Cli, tmp_
     assert "odd multipliers" in cli.refused(tmp_path, "hash", "--profile", mine, "--ids", "5").expected
     mine = own(tmp_path, "longcat-2.0", ("rows = [263_630_608]", "rows = [263_630_607]"))
     assert "ends within 263630607 rows" in cli.refused(tmp_path, "hash", "--profile", mine, "--ids", "5").expected
+
+
+def test_ones_own_variants_are_taken_by_name(cli: Cli, tmp_path: Path) -> None:
+    mine, words = own(tmp_path, "longcat-2.0"), ("hash", "--ids", "5,2,7")
+    want = cli.ok(*words, "--profile", "longcat-2.0:eos-ignored").out
+    assert cli.ok(*words, "--profile", f"{mine}:eos-ignored").out == want
+    assert cli.ok(*words, "--profile", mine).out != want
+    assert "eos-zeroed" in cli.refused(tmp_path, *words, "--profile", f"{mine}:nope").expected
