@@ -286,9 +286,19 @@ ROW264_PAGED = Dialect(
     loses="nothing, but it is one file for each of two ranks: row264-bare is the same rows in one",
 )
 
+VLLM_PARTS = Dialect(
+    name="vllm-parts",
+    title="vllm-project/vllm PR 56757, which was not merged: codes and scales of a range of rows in two files",
+    source="vllm-project/vllm PR 56757",
+    layout="split264",
+    placement="external",
+    loses="nothing of the rows, but no release of vLLM reads it: row264-bare is the same rows in one file",
+)
+
 DIALECTS: tuple[Dialect, ...] = (
     *(DS4, DS4_LLOYD4, DS4_Q4K, DS4_HLWQ, LLAMACPP, SPLIT_I8, SPLIT_TABLE, TENSOR_CONSTANTS),
     *(SIDECAR_CONTRACT, DEEPSTRIX, DEEPSEEK4_EXTERNAL, ENGRAM_SIDECAR, TENSORSHARP, ROW264_BARE, ROW264_PAGED),
+    VLLM_PARTS,
 )
 
 
