@@ -16,7 +16,7 @@ from typing import Any
 from engramctl.extents import joined
 from engramctl.table import Part, Table
 from formats import row264, row_layouts, strict_json
-from formats.dialects import DS4_HLWQ, DS4_Q4K, ROW264_BARE, ROW264_PAGED, TENSORSHARP, Dialect
+from formats.dialects import DS4_HLWQ, DS4_Q4K, ROW264_BARE, ROW264_PAGED, TENSORSHARP, VLLM_PARTS, Dialect
 from formats.disk import ReadFile
 from formats.errors import FormatError
 
@@ -24,6 +24,7 @@ HLWQ_HEADER, HLWQ_ENTRY, HLWQ_TABLES = 4096, 32, 96
 HLWQ_WORDS = ["version", "tables", "width", "block", "row_bytes", "alignment"]
 PAGED_WORDS = ["layer", "first", "rows_end", "rows", "row_bytes", "page_rows", "page_bytes"]
 PAGED_HEADER = 4096
+VLLM_NAME = re.compile(r"engram_v(\d{1,12})_(\d{1,12})_r(\d{1,6})\.(weight|scale)\.bin")
 MOST_JSON = 1 << 20
 MOST_TABLES = 64
 BARE_NAME = re.compile(r"engram-l(\d{1,4})-packed\.bin")
@@ -54,7 +55,7 @@ def recognise(path: Path) -> Sidecar | None:
             from formats import tsd41
 
             return Sidecar(path, TENSORSHARP, tsd41.read(file).facts())
-        return _bare(file)
+        return _vllm(file) or _bare(file)
 
 
 def of_folder(folder: Path) -> tuple[Sidecar, ...]:
@@ -86,6 +87,8 @@ def tables(file: ReadFile, found: Sidecar) -> dict[int, Table]:
         raise FormatError(found.path, None, why, f"{found.facts['row_bytes']}-byte rows")
     if found.dialect is TENSORSHARP:
         raise FormatError(found.path, None, "a file of rows", "constants alone: the rows are in the GGUF beside it")
+    if found.dialect is VLLM_PARTS:
+        raise FormatError(found.path, None, "a file that says which layer its rows are of", "a range of rows alone")
     facts = found.facts
     if found.problems:
         raise FormatError(found.path, *found.problems[0])
@@ -154,6 +157,29 @@ def _paged(file: ReadFile) -> Sidecar:
             problems.append(("size", f"{size} bytes for {end - first} rows", f"{file.size}"))
     note = f"rows {first} to {end} of {facts['rows']}: one rank's part"
     return Sidecar(file.path, ROW264_PAGED, facts, (facts["layer"],), tuple(problems), (note,))
+
+
+def _vllm(file: ReadFile) -> Sidecar | None:
+    """Codes or scales of a range of rows, which the name says; beside it the other file, and a mark of the end."""
+    named = VLLM_NAME.fullmatch(file.path.name)
+    if named is None:
+        return None
+    first, end, shard, kind = int(named[1]), int(named[2]), int(named[3]), named[4]
+    sizes = {"weight": row264.WIDTH, "scale": row264.SCALES}
+    facts = {"first": first, "rows_end": end, "shard": shard, "holds": kind, "rows": file.size // sizes[kind]}
+    problems = []
+    if file.size % sizes[kind]:
+        problems.append(("size", f"whole rows of {sizes[kind]} bytes", f"{file.size} bytes"))
+    stem = file.path.name.removesuffix(f".{kind}.bin")
+    other = "scale" if kind == "weight" else "weight"
+    beside = file.path.with_name(f"{stem}.{other}.bin")
+    if not beside.is_file():
+        problems.append((beside.name, "a file beside it", "none"))
+    elif (found := beside.stat().st_size) != facts["rows"] * sizes[other]:
+        problems.append((beside.name, f"{facts['rows']} rows of {sizes[other]} bytes", f"{found} bytes"))
+    if not file.path.with_name(f"{stem}.done.json").is_file():
+        problems.append((f"{stem}.done.json", "a file beside it, written last", "none: it may be unfinished"))
+    return Sidecar(file.path, VLLM_PARTS, facts, (), tuple(problems))
 
 
 def _bare(file: ReadFile) -> Sidecar | None:

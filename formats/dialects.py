@@ -119,11 +119,11 @@ SPLIT_I8 = Dialect(
     marks=(f"{ENGRAM}embedding_counts", f"{ENGRAM}head_bucket_sizes"),
 )
 
-SPLIT_TABLE = Dialect(
+SPLIT_TABLE = replace(
+    LLAMACPP,
     name="split-table",
     title="a llama.cpp fork with ordinary table types and its own key names",
     source="a llama.cpp fork's src/models/deepseek41.cpp",
-    layout="ggml",
     keys=under(
         ENGRAM,
         """layers layers u32[], size max_ngram_size u32, heads head_count u32, width head_dim u32,
@@ -132,10 +132,8 @@ SPLIT_TABLE = Dialect(
         token_map token_map i32[]""",
         EITHER,
     ),
-    tensors={**LLAMA_WEIGHTS, "table": TABLE},
-    types={**ANY, "table": QUANTS + FLOATS},
     marks=(f"{ENGRAM}table_rows", f"{ENGRAM}hash_multipliers"),
-    loses="its rows would be Q8_0 at best: an F16 scale and linear codes do not hold E4M3 values exactly",
+    before=(),
 )
 
 TENSOR_CONSTANTS = Dialect(
@@ -144,9 +142,7 @@ TENSOR_CONSTANTS = Dialect(
     source="JigSawPT/llama.cpp conversion/deepseek_v41.py",
     layout="split264",
     keys={
-        "present": Key(f"{ENGRAM}present", "bool"),
-        "layers": Key(f"{ENGRAM}layer_ids", "i32[]", ("u32[]",)),
-        "rows": Key(f"{ENGRAM}num_embeddings", "i32[]", ("u32[]",)),
+        **under(ENGRAM, "present present bool, layers layer_ids i32[], rows num_embeddings i32[]", EITHER),
         **under(
             "deepseek41.engram_",
             """width head_dim u32, heads n_heads u32, size max_ngram_size u32, base vocab_size u32,
@@ -276,19 +272,27 @@ ROW264_BARE = Dialect(
     placement="external",
 )
 
-ROW264_PAGED = Dialect(
+ROW264_PAGED = replace(
+    ROW264_BARE,
     name="row264-paged",
     title="MiaAI's packing: 15 rows a page of 4096 bytes, one file a rank",
     source="MiaAI's packed Engram, manifest format ds41_engram_page15_release_v1",
-    layout="row264",
-    placement="external",
     magic=(0x3247504531345344).to_bytes(8, "little"),
     loses="nothing, but it is one file for each of two ranks: row264-bare is the same rows in one",
 )
 
+VLLM_PARTS = replace(
+    ROW264_BARE,
+    name="vllm-parts",
+    title="vllm-project/vllm PR 56757, which was not merged: codes and scales of a range of rows in two files",
+    source="vllm-project/vllm PR 56757",
+    layout="split264",
+    loses="nothing of the rows, but no release of vLLM reads it: row264-bare is the same rows in one file",
+)
+
 DIALECTS: tuple[Dialect, ...] = (
-    *(DS4, DS4_LLOYD4, DS4_Q4K, DS4_HLWQ, LLAMACPP, SPLIT_I8, SPLIT_TABLE, TENSOR_CONSTANTS),
-    *(SIDECAR_CONTRACT, DEEPSTRIX, DEEPSEEK4_EXTERNAL, ENGRAM_SIDECAR, TENSORSHARP, ROW264_BARE, ROW264_PAGED),
+    *(DS4, DS4_LLOYD4, DS4_Q4K, DS4_HLWQ, LLAMACPP, SPLIT_I8, SPLIT_TABLE, TENSOR_CONSTANTS, SIDECAR_CONTRACT),
+    *(DEEPSTRIX, DEEPSEEK4_EXTERNAL, ENGRAM_SIDECAR, TENSORSHARP, ROW264_BARE, ROW264_PAGED, VLLM_PARTS),
 )
 
 

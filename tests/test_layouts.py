@@ -240,3 +240,19 @@ def test_right_conversions_are_within_their_bound_and_another_rows_values_are_no
             assert outside(want, have, kind) == [], name
         if name in ("normal", "uniform") and scale >= -7:
             assert len(outside(np.roll(want, 1, axis=0), have, kind)) == len(want), name
+
+
+def test_codes_and_scales_in_two_files_are_named_and_refused_without_a_layer(cli: Cli, tmp_path: Path) -> None:
+    """vllm-project/vllm 56757, closed unmerged: row range and rank are in the name, the layer is not."""
+    weight, scale, done = (tmp_path / f"engram_v0_100_r0.{end}" for end in ("weight.bin", "scale.bin", "done.json"))
+    weight.write_bytes(bytes(100 * 256))
+    scale.write_bytes(bytes(100 * 8))
+    assert cli.ok("show", scale, "--json").json["wrong"][0]["where"] == done.name
+    done.write_text("{}")
+    for path in (weight, scale):
+        shown = cli.ok("show", path, "--json").json
+        assert (shown["dialect"], shown["facts"]["rows"], shown["facts"]["rows_end"]) == ("vllm-parts", 100, 100)
+        assert "layer" in cli.refused(tmp_path, "lookup", path, "--rows", "0", "-o", tmp_path / "x.npy").expected
+    scale.write_bytes(bytes(99 * 8))
+    assert cli.ok("show", weight, "--json").json["nearest"] == "vllm-parts"
+    assert cli("check", "file", weight).code == 1

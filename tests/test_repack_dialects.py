@@ -90,7 +90,7 @@ def test_bare_rows_have_a_file_and_a_manifest_a_layer(cli: Cli, tiny: Path, mode
 
 
 LOSING = ("ds4-lloyd4", "ds4-q4k", "ds4-hlwq", "llamacpp", "split-table", "deepstrix", "tensorsharp", "row264-paged")
-LOSING += ("engram-sidecar",)
+LOSING += ("engram-sidecar", "vllm-parts")
 
 
 @pytest.mark.parametrize("name", LOSING)
