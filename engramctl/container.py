@@ -5,11 +5,11 @@ Whether the types are exactly those that a loader demands is for `check file`; h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from engramctl import config as configs
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
+from engramctl.projection import Projection
 from engramctl.source import FoundMap, Weights, fitting_map, subset
 from engramctl.table import Part, Table
 from formats.dialects import DS4, Dialect
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.floats import bf16_finite, from_bf16
+from formats.floats import bf16_finite, exact_in_bf16, from_bf16, to_bf16
 from formats.gguf_file import GGML_TYPES, GgufHeader, ValueType, read_header
 
 FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}  # types a weight may have, and how its bytes are read
@@ -56,13 +57,18 @@ class ContainerSource:
         sizes = self.sizes
         gate = (sizes.streams, sizes.hidden)
         return Weights(
-            self._weight(layer, "projection", (sizes.outputs, sizes.inputs)),
+            Projection((sizes.outputs, sizes.inputs), self._rows(layer, "projection", (sizes.outputs, sizes.inputs))),
             self._weight(layer, "q_weight", gate),
             self._weight(layer, "k_weight", gate),
         )
 
     def _weight(self, layer: int, role: str, shape: tuple[int, int]) -> NDArray[np.uint16]:
-        """BF16 bits of a weight; F16 and F32 must be exact in BF16."""
+        """BF16 bits of a whole weight."""
+        return self._rows(layer, role, shape)(0, shape[0])
+
+    def _rows(self, layer: int, role: str, shape: tuple[int, int]) -> Callable[[int, int], NDArray[np.uint16]]:
+        """BF16 bits of some rows of a weight. All must be finite, F16 and F32 exact in BF16: where some are not, the
+        refusal is of the whole weight."""
         from engramctl.reference import exact_bf16
 
         tensor = self.header.tensor(DS4.tensors[role].format(layer=layer))
@@ -74,15 +80,31 @@ class ContainerSource:
                 f"{' or '.join(FLOATS)} {list(shape[::-1])}",
                 f"{name} {list(tensor.shape)}",
             )
-        data = self.file().read(tensor.start, tensor.size or 0, tensor.name)
-        array: NDArray[Any] = np.frombuffer(data, FLOATS[name]).reshape(shape)
-        bits = array if name == "BF16" else exact_bf16(array, tensor.name)
+        dtype, (count, width) = np.dtype(FLOATS[name]), shape
+
+        def stored(first: int, last: int) -> NDArray[Any]:
+            array = np.empty((last - first, width), dtype)
+            self.file().read_into(array.data, tensor.start + first * width * dtype.itemsize, tensor.name)
+            return array
+
+        def rows(first: int, last: int) -> NDArray[np.uint16]:
+            array = stored(first, last)
+            if name == "BF16":
+                if not bf16_finite(array).all():
+                    self._refuse_infinite(tensor.name, stored(0, count))
+                return array
+            if not exact_in_bf16(array).all():
+                exact_bf16(stored(0, count), tensor.name)
+            return to_bf16(array.astype(np.float32))
+
+        return rows
+
+    def _refuse_infinite(self, name: str, bits: NDArray[np.uint16]) -> NoReturn:
+        """The first of a weight's values that is no finite number, and how many there are."""
         finite = bf16_finite(bits)
-        if not finite.all():
-            row, column = (int(i) for i in np.argwhere(~finite)[0])
-            where, count = f"tensor {tensor.name} row {row} column {column}", int(np.count_nonzero(~finite))
-            raise FormatError(self.path, where, "a finite number", f"{from_bf16(bits[row, column])}, {count} in all")
-        return bits
+        row, column = (int(i) for i in np.argwhere(~finite)[0])
+        where, count = f"tensor {name} row {row} column {column}", int(np.count_nonzero(~finite))
+        raise FormatError(self.path, where, "a finite number", f"{from_bf16(bits[row, column])}, {count} in all")
 
     def token_map(self) -> FoundMap:
         if self.given_map is not None:
