@@ -22,6 +22,7 @@ from formats.row264 import BLOCK
 
 CHUNK = 4 * BLOCK  # inputs widened together: 16 KiB of weights, which stay in the first cache
 GROUP = 4  # bands that share their inputs while these are in the second cache
+FEW_TOKENS = 32  # whose inputs stay near anyway: bands are then taken one by one, in the order of the memory
 MOST_TOKENS = 512  # at a time
 LEAST_PRODUCTS = 1 << 20  # a thread for fewer costs more than it saves
 FLOATS = LINE // 4
@@ -49,9 +50,10 @@ def _project(values: NDArray[np.uint16], packed: Packed, kv: NDArray[np.uint16])
     inputs = np.ascontiguousarray(inputs.reshape(T, chunks, CHUNK).transpose(1, 0, 2))
     path = packed.path
     run = _portable if path == "portable" else _kernels[path, _fused(range_of(values), packed)]
-    least = LEAST_PRODUCTS // max(1, T * K * GROUP * BLOCK)
-    e4m3 = np.int64(packed.e4m3)
-    in_parts(run, -(-N // (GROUP * BLOCK)), least, inputs, packed.data, e4m3, packed.factors, kv)
+    together = 1 if T <= FEW_TOKENS else GROUP
+    least = LEAST_PRODUCTS // max(1, T * K * together * BLOCK)
+    arguments = inputs, packed.data, np.int64(packed.e4m3), packed.factors, kv
+    in_parts(run, -(-N // (together * BLOCK)), least, np.int64(together), *arguments)
 
 
 def _fused(e: Range, packed: Packed) -> bool:
@@ -67,7 +69,8 @@ def _fused(e: Range, packed: Packed) -> bool:
 
 
 ARGUMENTS = (
-    reads(types.float32, 3), reads(types.uint8, 1), types.int64, reads(types.float32, 2), writes(types.uint16, 2),
+    types.int64, reads(types.float32, 3), reads(types.uint8, 1), types.int64, reads(types.float32, 2),
+    writes(types.uint16, 2),
 )  # fmt: skip
 
 
@@ -96,39 +99,39 @@ def _vector_kernel(path: str, lanes: int, sizes: tuple[int, ...], fused: bool) -
     scaled = not fused
 
     def run(
-        first: int, last: int, inputs: NDArray[np.float32], data: NDArray[np.uint8], e4m3: int,
+        first: int, last: int, together: int, inputs: NDArray[np.float32], data: NDArray[np.uint8], e4m3: int,
         factors: NDArray[np.float32], kv: NDArray[np.uint16],
     ) -> None:  # fmt: skip
         (bands, blocks), (chunks, T, _) = factors.shape, inputs.shape
-        wide, totals = np.empty(CHUNK * BLOCK + FLOATS, np.float32), np.empty(GROUP * T * BLOCK + FLOATS, np.float32)
+        wide, totals = np.empty(CHUNK * BLOCK + FLOATS, np.float32), np.empty(together * T * BLOCK + FLOATS, np.float32)
         w, total, flat, scales = _aligned(wide), _aligned(totals), inputs.reshape(-1), factors.reshape(-1)
+        step = 1 if T <= A else CHUNK // BLOCK  # blocks widened before they are summed
         for group in range(first, last):
-            low, high = group * GROUP, min(bands, (group + 1) * GROUP)
+            low, high = group * together, min(bands, (group + 1) * together)
             totals[:] = 0
             for chunk in range(chunks):
-                count = min(CHUNK // BLOCK, blocks - chunk * (CHUNK // BLOCK))
                 for band in range(low, high):
-                    block = band * blocks + chunk * (CHUNK // BLOCK)
-                    for i in range(count):
-                        to = w + i * BLOCK * BLOCK
-                        if e4m3:
-                            at = (block + i) * BLOCK * BLOCK
-                            widen_e4m3(data, at, scales[block + i], wide, to, scaled)
-                        else:
-                            widen_bf16(data, (block + i) * BLOCK * BLOCK * 2, wide, to)
-                    e, to, t = chunk * T * CHUNK, total + (band - low) * T * BLOCK, 0
-                    while t + A <= T:
-                        at, out = e + t * CHUNK, to + t * BLOCK
-                        add_blocks(flat, at, CHUNK, wide, w, scales, block, totals, out, count, A, lanes, fused)
-                        t += A
-                    while t + B <= T:
-                        at, out = e + t * CHUNK, to + t * BLOCK
-                        add_blocks(flat, at, CHUNK, wide, w, scales, block, totals, out, count, B, lanes, fused)
-                        t += B
-                    while t + C <= T:
-                        at, out = e + t * CHUNK, to + t * BLOCK
-                        add_blocks(flat, at, CHUNK, wide, w, scales, block, totals, out, count, C, lanes, fused)
-                        t += C
+                    for start in range(chunk * (CHUNK // BLOCK), min((chunk + 1) * (CHUNK // BLOCK), blocks), step):
+                        count, block = min(step, blocks - start), band * blocks + start
+                        for i in range(count):
+                            at, to = (block + i) * BLOCK * BLOCK, w + i * BLOCK * BLOCK
+                            if e4m3:
+                                widen_e4m3(data, at, scales[block + i], wide, to, scaled)
+                            else:
+                                widen_bf16(data, 2 * at, wide, to)
+                        e, to, t = chunk * T * CHUNK + start * BLOCK % CHUNK, total + (band - low) * T * BLOCK, 0
+                        while t + A <= T:
+                            at, out = e + t * CHUNK, to + t * BLOCK
+                            add_blocks(flat, at, CHUNK, wide, w, scales, block, totals, out, count, A, lanes, fused)
+                            t += A
+                        while t + B <= T:
+                            at, out = e + t * CHUNK, to + t * BLOCK
+                            add_blocks(flat, at, CHUNK, wide, w, scales, block, totals, out, count, B, lanes, fused)
+                            t += B
+                        while t + C <= T:
+                            at, out = e + t * CHUNK, to + t * BLOCK
+                            add_blocks(flat, at, CHUNK, wide, w, scales, block, totals, out, count, C, lanes, fused)
+                            t += C
             _narrow(low, high, totals, total, kv)
 
     return named_kernel(f"_{path}_{'fused' if fused else 'apart'}", run, *ARGUMENTS)
@@ -162,13 +165,13 @@ def _widen(data: NDArray[np.uint8], at: int, e4m3: int, factor: np.float32, wide
 
 
 def _run_portable(
-    first: int, last: int, inputs: NDArray[np.float32], data: NDArray[np.uint8], e4m3: int,
+    first: int, last: int, together: int, inputs: NDArray[np.float32], data: NDArray[np.uint8], e4m3: int,
     factors: NDArray[np.float32], kv: NDArray[np.uint16],
 ) -> None:  # fmt: skip
     (bands, blocks), (_, T, _) = factors.shape, inputs.shape
     wide, totals = np.empty(BLOCK * BLOCK, np.float32), np.empty(T * BLOCK, np.float32)
     even, odd = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    for band in range(first * GROUP, min(bands, last * GROUP)):
+    for band in range(first * together, min(bands, last * together)):
         totals[:] = 0
         for block in range(blocks):
             _widen(data, band * blocks + block, e4m3, factors[band, block], wide)

@@ -26,6 +26,7 @@ insert: Any = cgutils.get_or_insert_function
 
 TILE = 16  # outputs of a packed tile
 PAIRS = BLOCK // 2
+AHEAD = 2048  # bytes of E4M3 asked for before they are needed
 VECTORS = 2  # of outputs side by side: with a few tokens, as many sums as there are registers
 # E4M3's bits under F16's exponent are the number times 2**-8: both widen exactly, subnormals too.
 HALF_BIAS = 8
@@ -89,6 +90,14 @@ def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(function, [a, b, c])
 
 
+def prefetch(builder: Any, pointer: Any, ahead: int) -> None:
+    """The bytes `ahead` of here will be read; of no effect on what is computed, past an array's end too."""
+    pointer = builder.gep(builder.bitcast(pointer, ir.IntType(8).as_pointer()), [I64(ahead)])
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
+    builder.call(function, [pointer, I32(0), I32(2), I32(1)])  # to read, into all caches but the first, data
+
+
 def _literal(kind: Any) -> int:
     return int(kind.literal_value)
 
@@ -106,7 +115,9 @@ def widen_e4m3(typing: Any, codes: Any, begin: Any, factor: Any, wide: Any, to: 
         for tile in range(BLOCK // TILE):
 
             def body(i: Any, _: list[Any], tile: int = tile) -> list[Any]:
-                both = load(b, source, ir.VectorType(I16, lanes), b.add(b.mul(i, I64(lanes)), I64(tile * PAIRS * TILE)))
+                place = b.add(b.mul(i, I64(lanes)), I64(tile * PAIRS * TILE))
+                prefetch(b, b.gep(source, [place]), AHEAD)
+                both = load(b, source, ir.VectorType(I16, lanes), place)
                 high = b.and_(b.ashr(both, constant(I16, lanes, 1)), mask)
                 low = b.and_(b.ashr(b.shl(both, constant(I16, lanes, 8)), constant(I16, lanes, 1)), mask)
                 for parity, half in enumerate((low, high)):
@@ -137,7 +148,9 @@ def widen_bf16(typing: Any, words: Any, begin: Any, wide: Any, to: Any) -> Any:
         for tile in range(BLOCK // TILE):
 
             def body(i: Any, _: list[Any], tile: int = tile) -> list[Any]:
-                both = load(b, source, ir.VectorType(I32, TILE), b.add(b.mul(i, I64(TILE)), I64(tile * PAIRS * TILE)))
+                place = b.add(b.mul(i, I64(TILE)), I64(tile * PAIRS * TILE))
+                prefetch(b, b.gep(source, [place]), 2 * AHEAD)
+                both = load(b, source, ir.VectorType(I32, TILE), place)
                 low, high = b.shl(both, constant(I32, TILE, 16)), b.and_(both, constant(I32, TILE, 0xFFFF0000))
                 for parity, bits in enumerate((low, high)):
                     row = b.mul(i, I64(2 * BLOCK))
