@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 from tiers import bits, outcome
 
 from engramctl import fast, reference
-from engramctl.fast import cache
+from engramctl.fast import amx, cache
 from engramctl.fast.cache import in_parts
 from engramctl.fast.project import _fused
-from engramctl.fast.weights import range_of
+from engramctl.fast.weights import Packed, range_of
 from engramctl.projection import Projection
 from formats.floats import E4M3_VALUES, E8M0_VALUES, exact_in_bf16, from_bf16, to_bf16
 from formats.row264 import BLOCK, ROW_BYTES
@@ -24,7 +25,7 @@ SEEDED = settings(max_examples=100, deadline=None, derandomize=True, database=No
 # Windows of BF16 exponents: usual numbers; products among the subnormals, where a fused multiply-add rounds otherwise;
 # sums that overflow; everything at once, where most results are refused.
 WINDOWS = {"usual": (118, 130), "subnormal": (0, 60), "huge": (180, 192), "any": (0, 254)}
-PATHS = fast.cpu.paths()
+PATHS = [*fast.cpu.paths(), "tiles"]  # tiles that are written out: AMX's kernel on any processor
 windows, seeds = st.sampled_from(sorted(WINDOWS)), st.integers(0, 2**32 - 1)
 
 
@@ -34,6 +35,10 @@ def numbers(random: np.random.Generator, window: str, *shape: int) -> np.ndarray
     made = random.integers(low, high + 1, shape) << 7 | random.integers(0, 1 << 7, shape)
     made[random.integers(0, 8, shape) == 0] = 0
     return (made | random.integers(0, 2, shape) << 15).astype(np.uint16)
+
+
+def hold(weight: Projection | np.ndarray, path: str) -> Packed:
+    return replace(fast.hold(weight), path=path) if path == "tiles" else fast.hold(weight, path)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +59,7 @@ def test_lookup_has_equal_bits_on_any_bytes(seed: int, count: int, strided: bool
 
 @pytest.mark.parametrize("path", PATHS)
 @SEEDED
-@given(seeds, windows, windows, st.integers(0, 14), st.integers(0, 140), st.integers(0, 100), st.booleans())
+@given(seeds, windows, windows, st.integers(0, 40), st.integers(0, 140), st.integers(0, 100), st.booleans())
 def test_projection_has_equal_bits(
     path: str, seed: int, inputs: str, weights: str, T: int, K: int, N: int, plain: bool
 ) -> None:
@@ -63,7 +68,7 @@ def test_projection_has_equal_bits(
     if not plain:  # read-only and in another order
         values, weight = np.asfortranarray(values), np.asfortranarray(weight)
         values.flags.writeable = weight.flags.writeable = False
-    assert outcome(fast.project, values, fast.hold(weight, path)) == outcome(reference.project, values, weight)
+    assert outcome(fast.project, values, hold(weight, path)) == outcome(reference.project, values, weight)
 
 
 # Scale bytes: usual; the least exact ones, whose products are lost below F32's numbers; some whose sums overflow.
@@ -79,7 +84,7 @@ def codes(random: np.random.Generator, N: int, K: int) -> np.ndarray:
 
 @pytest.mark.parametrize("path", PATHS)
 @SEEDED
-@given(seeds, windows, st.sampled_from(sorted(SCALES)), st.integers(0, 14), st.integers(0, 140), st.integers(0, 100))
+@given(seeds, windows, st.sampled_from(sorted(SCALES)), st.integers(0, 40), st.integers(0, 140), st.integers(0, 100))
 def test_weights_kept_as_e4m3_give_the_bits_of_bf16(
     path: str, seed: int, inputs: str, scale: str, T: int, K: int, N: int
 ) -> None:
@@ -87,7 +92,7 @@ def test_weights_kept_as_e4m3_give_the_bits_of_bf16(
     stored, values = codes(random, N, K), numbers(random, inputs, T, K)
     low, high = SCALES[scale]
     scales = random.integers(low, high + 1, (-(-N // BLOCK), -(-K // BLOCK)), dtype=np.uint8)
-    held = fast.hold(Projection((N, K), lambda first, last: stored[first:last], scales), path)
+    held = hold(Projection((N, K), lambda first, last: stored[first:last], scales), path)
     assert held.e4m3
     assert outcome(fast.project, values, held) == outcome(
         reference.project, values, reference.dequantise(stored, scales)
@@ -107,7 +112,7 @@ def test_every_code_under_every_scale_is_widened_to_its_value(path: str) -> None
         stored = np.zeros((len(some), 32), np.uint8)
         stored[:, 5] = some
         scales = np.full((-(-len(some) // 32), 1), scale, np.uint8)
-        held = fast.hold(Projection(stored.shape, lambda first, last, s=stored: s[first:last], scales), path)
+        held = hold(Projection(stored.shape, lambda first, last, s=stored: s[first:last], scales), path)
         assert held.e4m3 == (3 <= scale <= 246)
         want = to_bf16(value[exact_in_bf16(value)] + np.float32(0))  # of zeros, the positive one
         np.testing.assert_array_equal(fast.project(one, held)[0], want)
@@ -122,13 +127,14 @@ def test_bits_are_equal_on_both_sides_of_where_sums_may_be_fused(path: str) -> N
     for scale, exponents in ((119, range(1, 255, 7)), (3, range(100, 140)), (246, range(1, 60)), (30, range(70, 110))):
         scales = np.full((2, 2), scale, np.uint8)
         for held in (
-            fast.hold(Projection((64, 64), lambda first, last: stored[first:last], scales), path),
-            fast.hold(reference.dequantise(stored, scales), path),
+            hold(Projection((64, 64), lambda first, last: stored[first:last], scales), path),
+            hold(reference.dequantise(stored, scales), path),
         ):
             for exponent in exponents:
                 values = exponent << 7 | random.integers(0, 128, (3, 64)) | random.integers(0, 2, (3, 64)) << 15
                 values = values.astype(np.uint16)
-                sides.add(_fused(range_of(values), held))
+                within = range_of(values)
+                sides.add(amx.exact(within, held.range) if path == "tiles" else _fused(within, held))
                 want = outcome(reference.project, values, reference.dequantise(stored, scales))
                 assert outcome(fast.project, values, held) == want, (scale, exponent, held.e4m3)
     assert sides == {True, False}
@@ -198,7 +204,7 @@ def test_bits_do_not_depend_on_threads(name: str) -> None:
         fast.use_threads(threads)
         if name == "project":
             for path in PATHS:
-                assert outcome(fast.project, arguments[0], fast.hold(arguments[1], path)) == want, (threads, path)
+                assert outcome(fast.project, arguments[0], hold(arguments[1], path)) == want, (threads, path)
         else:
             assert outcome(getattr(fast, name), *arguments) == want, threads
 

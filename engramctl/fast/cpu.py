@@ -13,8 +13,10 @@ from engramctl.errors import EngramctlError
 
 settings: Any = numba.config
 host_features: Any = codegen.get_host_cpu_features  # as LLVM is told where nothing else is asked for
+VECTORS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"}
 NEEDS = {  # fastest first
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"},
+    "amx": {"amx-tile", "amx-bf16", *VECTORS},
+    "avx512": VECTORS,
     "avx2": {"avx2", "fma", "f16c"},
     "portable": set[str](),
 }
@@ -33,15 +35,26 @@ def target() -> tuple[str, str]:
     return named, host_features() if told is None else told
 
 
+def can(path: str) -> bool:
+    """Can it run here? AMX only by permission, and after it gave the defined bits in another process."""
+    if not NEEDS[path] <= features():
+        return False
+    if path == "amx":
+        from engramctl.fast import amx
+
+        return amx.permitted() and amx.trusted()
+    return True
+
+
 def paths() -> list[str]:
     """The paths that can run, fastest first."""
-    have = features()
-    return [path for path, needs in NEEDS.items() if needs <= have]
+    return [path for path in NEEDS if can(path)]
 
 
 def choose(kernel: str) -> str:
     """The path for `--kernel`: the fastest for auto; one that cannot run here raises `EngramctlError`."""
-    can = paths()
-    if kernel not in ("auto", *can):
-        raise EngramctlError("--kernel", f"auto, {' or '.join(can)} on this machine", kernel)
-    return can[0] if kernel == "auto" else kernel
+    if kernel == "auto":
+        return next(path for path in NEEDS if can(path))
+    if kernel not in NEEDS or not can(kernel):
+        raise EngramctlError("--kernel", f"auto, {' or '.join(paths())} on this machine", kernel)
+    return kernel

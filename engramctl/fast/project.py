@@ -12,6 +12,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from engramctl import operands
+from engramctl.fast import amx, cpu
 from engramctl.fast.bits import narrow
 from engramctl.fast.cache import Kernel, helper, in_parts, named_kernel, reads, writes
 from engramctl.fast.vectors import HALF_BIAS, PAIRS, TILE, add_blocks, widen_bf16, widen_e4m3
@@ -44,14 +45,18 @@ def project(values: NDArray[np.uint16], weight: Packed | Projection | NDArray[np
 
 def _project(values: NDArray[np.uint16], packed: Packed, kv: NDArray[np.uint16]) -> None:
     (T, K), (N, _) = values.shape, packed.shape
+    path, within, together = packed.path, range_of(values), 1 if T <= FEW_TOKENS else GROUP
+    least = LEAST_PRODUCTS // max(1, T * K * together * BLOCK)
+    if path in amx.PATHS:
+        if K and amx.exact(within, packed.range):
+            amx.project(values, packed, kv, together, least)
+            return
+        path = next(other for other in cpu.paths() if other not in amx.PATHS)
+    run = _portable if path == "portable" else _kernels[path, _fused(within, packed)]
     chunks = -(-K // CHUNK)
     inputs = np.zeros((T, chunks * CHUNK), np.float32)
     inputs[:, :K] = from_bf16(values)
     inputs = np.ascontiguousarray(inputs.reshape(T, chunks, CHUNK).transpose(1, 0, 2))
-    path = packed.path
-    run = _portable if path == "portable" else _kernels[path, _fused(range_of(values), packed)]
-    together = 1 if T <= FEW_TOKENS else GROUP
-    least = LEAST_PRODUCTS // max(1, T * K * together * BLOCK)
     arguments = inputs, packed.data, np.int64(packed.e4m3), packed.factors, kv
     in_parts(run, -(-N // (together * BLOCK)), least, np.int64(together), *arguments)
 
