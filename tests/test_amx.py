@@ -93,7 +93,7 @@ def test_written_out_tiles_flush_what_is_subnormal_and_sum_even_and_odd_inputs_a
 def _dot(a: Any, w: Any, config: Any, totals: Any, state: Any) -> None:
     """One block of one tile of tokens, on written-out tiles."""
     tiles.configure(config, state, False)
-    tiles.tile_blocks(a, 0, 1024, w, 0, totals, 0, 1, state, 1, False)
+    tiles.tile_blocks(a, 0, 1024, 1, w, 0, w, 0, totals, 0, 1, state, 1, False)
 
 
 def test_the_answer_that_is_expected_is_the_references() -> None:

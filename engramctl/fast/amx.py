@@ -96,18 +96,13 @@ def _kernel(name: str, hardware: bool) -> Kernel:
                     if e4m3:
                         for i in range(block, block + count):
                             e4m3_to_bf16(data, i * BLOCK * BLOCK, scales[i], wide, w + (i - block) * BLOCK_BYTES)
+                    here = block * BLOCK_BYTES
                     for tile in range(0, tiles, 2):
-                        at, to = start * step + tile * TILE_BYTES, total + ((band - low) * tiles + tile) * TILE * BLOCK
-                        if e4m3 and tile + 1 < tiles:
-                            tile_blocks(flat, at, step, wide, w, totals, to, count, state, 2, hardware)
-                        elif e4m3:
-                            tile_blocks(flat, at, step, wide, w, totals, to, count, state, 1, hardware)
-                        elif tile + 1 < tiles:
-                            here = block * BLOCK_BYTES
-                            tile_blocks(flat, at, step, data, here, totals, to, count, state, 2, hardware)
+                        e, to = start * step + tile * TILE_BYTES, total + ((band - low) * tiles + tile) * TILE * BLOCK
+                        if tile + 1 < tiles:
+                            tile_blocks(flat, e, step, e4m3, wide, w, data, here, totals, to, count, state, 2, hardware)
                         else:
-                            here = block * BLOCK_BYTES
-                            tile_blocks(flat, at, step, data, here, totals, to, count, state, 1, hardware)
+                            tile_blocks(flat, e, step, e4m3, wide, w, data, here, totals, to, count, state, 1, hardware)
             for band in range(low, high):
                 _narrow(band, totals, total + (band - low) * tiles * TILE * BLOCK, kv)
         release(state, hardware)

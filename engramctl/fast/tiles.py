@@ -216,23 +216,25 @@ def release(typing: Any, state: Any, hardware: Any) -> Any:
 
 @intrinsic
 def tile_blocks(
-    typing: Any, a: Any, begin: Any, step: Any, w: Any, start: Any, totals: Any, to: Any, blocks: Any, state: Any,
-    tiles: Any, hardware: Any,
+    typing: Any, a: Any, begin: Any, step: Any, made: Any, wide: Any, w: Any, data: Any, here: Any, totals: Any,
+    to: Any, blocks: Any, state: Any, tiles: Any, hardware: Any,
 ) -> Any:  # fmt: skip
-    """`emit_blocks` on flat arrays of bytes and of F32 totals; places and `step` in bytes, `to` in totals."""
+    """`emit_blocks` on flat arrays: weights wide[w:] where `made`, else data[here:].
+
+    Places and `step` are in bytes, `to` in totals; `tiles` and `hardware` are literals.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds, b = signature.args, builder
-        c = b.bitcast(at(context, b, kinds[5], *arguments[5:7]), I8.as_pointer())
-        machine = _machine(context, b, kinds[8], arguments[8], kinds[10])
-        source, weights = at(context, b, kinds[0], *arguments[:2]), at(context, b, kinds[3], *arguments[3:5])
-        emit_blocks(b, machine, source, arguments[2], weights, c, arguments[7], _literal(kinds[9]))
+        pointers = {i: at(context, b, kinds[i], arguments[i], arguments[i + 1]) for i in (0, 4, 6, 8)}
+        weights = b.select(b.icmp_unsigned("!=", arguments[3], I64(0)), pointers[4], pointers[6])
+        c = b.bitcast(pointers[8], I8.as_pointer())
+        machine = _machine(context, b, kinds[11], arguments[11], kinds[13])
+        emit_blocks(b, machine, pointers[0], arguments[2], weights, c, arguments[10], _literal(kinds[12]))
         return context.get_dummy_value()
 
-    numbers = types.int64
-    return types.void(
-        a, numbers, numbers, w, numbers, totals, numbers, numbers, state, tiles, hardware
-    ), generate  # fmt: skip
+    n = types.int64
+    return types.void(a, n, n, n, wide, n, data, n, totals, n, n, state, tiles, hardware), generate
 
 
 @intrinsic
