@@ -17,6 +17,7 @@ from engramctl import kinds, profiles, shapes
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams, derive, published
 from engramctl.profiles import Profile, Sizes
+from engramctl.projection import Projection
 from engramctl.source import FoundMap, Weights, fitting_map, profile_map, subset, subset_params
 from engramctl.table import Part, Table
 from formats import safetensors_raw
@@ -62,9 +63,15 @@ class CheckpointSource:
         return np.frombuffer(data, dtype).reshape(tensor.shape)
 
     def weights(self, layer: int) -> Weights:
-        from engramctl.reference import dequantise
+        tensor = self.tensors[layer, "projection"]
+        N, K = tensor.shape
 
-        projection = dequantise(self.array(layer, "projection"), self.array(layer, "projection_scale"))
+        def rows(first: int, last: int) -> NDArray[np.uint8]:
+            codes = np.empty((last - first, K), np.uint8)
+            self.file(tensor).read_into(codes.data, tensor.start + first * K, tensor.name)
+            return codes
+
+        projection = Projection((N, K), rows, self.array(layer, "projection_scale"))
         return Weights(projection, self.array(layer, "q_weight", "<u2"), self.array(layer, "k_weight", "<u2"))
 
     def token_map(self) -> FoundMap:

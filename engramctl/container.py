@@ -6,11 +6,11 @@ Whether the types are exactly those that a loader demands is for `check file`; h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,13 @@ from engramctl.container_sizes import read_config
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
+from engramctl.projection import Projection
 from engramctl.source import FoundMap, Weights, fitting_map, subset
 from engramctl.table import Table
 from formats import recognise, row_layouts
 from formats.dialects import DS4, Dialect
 from formats.errors import FormatError
-from formats.floats import bf16_finite, from_bf16
+from formats.floats import bf16_finite, exact_in_bf16, from_bf16, to_bf16
 from formats.gguf_file import GgufHeader
 from formats.gguf_split import read_model
 
@@ -59,34 +60,51 @@ class ContainerSource:
         sizes = self.sizes
         gate = (sizes.streams, sizes.hidden)
         return Weights(
-            self._weight(layer, "projection", (sizes.outputs, sizes.inputs)),
+            Projection((sizes.outputs, sizes.inputs), self._rows(layer, "projection", (sizes.outputs, sizes.inputs))),
             self._weight(layer, "q_weight", gate),
             self._weight(layer, "k_weight", gate),
         )
 
     def _weight(self, layer: int, role: str, shape: tuple[int, int]) -> NDArray[np.uint16]:
-        """BF16 bits of a weight; whatever type it has, its values must be exact in BF16."""
+        """BF16 bits of a whole weight."""
+        return self._rows(layer, role, shape)(0, shape[0])
+
+    def _rows(self, layer: int, role: str, shape: tuple[int, int]) -> Callable[[int, int], NDArray[np.uint16]]:
+        """BF16 bits of some rows of a weight. All must be finite, and exact in BF16 whatever their type: where some are
+        not, the refusal is of the whole weight."""
         from engramctl.reference import exact_bf16
 
         tensor = self.header.tensor(self.record.tensors[role].format(layer=layer))
-        name = recognise.type_of(tensor)
-        layout = None if name in FLOATS else row_layouts.ggml(name, shape[1])
+        name, (count, width) = recognise.type_of(tensor), shape
+        layout = None if name in FLOATS else row_layouts.ggml(name, width)
         if (name not in FLOATS and layout is None) or tensor.shape != shape[::-1]:
             wanted = f"{' or '.join(FLOATS)} {list(shape[::-1])}"
             raise FormatError(self.path, f"tensor {tensor.name}", wanted, f"{name} {list(tensor.shape)}")
-        data = self._files.of(tensor).read(tensor.start, tensor.size or 0, tensor.name)
-        array: NDArray[Any]
-        if layout is not None:
-            array = layout.decode(np.frombuffer(data, np.uint8).reshape(shape[0], layout.stored))
-        else:
-            array = np.frombuffer(data, FLOATS[name]).reshape(shape)
-        bits: NDArray[np.uint16] = array.view(np.uint16) if name == "BF16" else exact_bf16(array, tensor.name)
+        row_bytes = layout.stored if layout is not None else width * np.dtype(FLOATS[name]).itemsize
+
+        def stored(first: int, last: int) -> NDArray[Any]:
+            raw = np.empty((last - first, row_bytes), np.uint8)
+            self._files.of(tensor).read_into(raw.data, tensor.start + first * row_bytes, tensor.name)
+            return raw.view(FLOATS[name]) if layout is None else layout.decode(raw)
+
+        def rows(first: int, last: int) -> NDArray[np.uint16]:
+            array = stored(first, last)
+            if name == "BF16":
+                if not bf16_finite(array).all():
+                    self._refuse_infinite(tensor.name, stored(0, count))
+                return array
+            if not exact_in_bf16(array).all():
+                exact_bf16(stored(0, count), tensor.name)
+            return to_bf16(array.astype(np.float32))
+
+        return rows
+
+    def _refuse_infinite(self, name: str, bits: NDArray[np.uint16]) -> NoReturn:
+        """The first of a weight's values that is no finite number, and how many there are."""
         finite = bf16_finite(bits)
-        if not finite.all():
-            row, column = (int(i) for i in np.argwhere(~finite)[0])
-            where, count = f"tensor {tensor.name} row {row} column {column}", int(np.count_nonzero(~finite))
-            raise FormatError(self.path, where, "a finite number", f"{from_bf16(bits[row, column])}, {count} in all")
-        return bits
+        row, column = (int(i) for i in np.argwhere(~finite)[0])
+        where, count = f"tensor {name} row {row} column {column}", int(np.count_nonzero(~finite))
+        raise FormatError(self.path, where, "a finite number", f"{from_bf16(bits[row, column])}, {count} in all")
 
     def token_map(self) -> FoundMap:
         if self.given_map is not None:

@@ -30,7 +30,12 @@ def expect(name: str, array: NDArray[Any], types: Sequence[type], shape: tuple[i
 def expect_projection(values: NDArray[np.uint16], weight: NDArray[np.uint16]) -> None:
     """values [T, K], weight [N, K]."""
     expect("projection weight", weight, BF16, ("N", "K"))
-    expect("projection input", values, BF16, ("T", weight.shape[1]))
+    expect_input(values, weight.shape[1])
+
+
+def expect_input(values: NDArray[np.uint16], K: int) -> None:
+    """values [T, K] of a projection."""
+    expect("projection input", values, BF16, ("T", K))
 
 
 def expect_gate(

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from engramctl.ahead import Ahead, Bits, Lane, Times, pieces
 from engramctl.errors import EngramctlError
 from engramctl.placement.place import Io
+from engramctl.projection import Projection
 from engramctl.source import Source, Weights
 from engramctl.table import Table
 from formats import row264
@@ -62,8 +63,10 @@ class Pipeline:
         prewarm: bool = False,
         wanted: int | None = None,
         tables: Mapping[int, Table] | None = None,
+        kernel: str = "auto",
     ) -> None:
-        """`wanted` is how many rows of a layer will be asked for in all, if that is known. `tables` that are given are
+        """`kernel` is how the fast engine projects: auto, or a path that can run here. `wanted` is how many rows of a
+        layer will be asked for in all, if that is known. `tables` that are given are
         used as they are placed, and stay the caller's."""
         if activation != "plain" and engine != "reference":
             raise EngramctlError("--activation official", "--engine reference", f"--engine {engine}")
@@ -80,17 +83,26 @@ class Pipeline:
                     self._own.append(source.table(layer).placed(io, wanted, prewarm, threads))
                     self.tables[layer] = self._own[-1]
             self.weights: dict[int, Weights] = {layer: source.weights(layer) for layer in self.layers}
+            self._projections = {
+                layer: self._held(weights.projection, kernel) for layer, weights in self.weights.items()
+            }
             self._load()
         except BaseException:
             self.close()
             raise
 
+    def _held(self, weight: Projection, kernel: str) -> Any:  # noqa: ANN401  (whatever the engine's `project` takes)
+        """In memory: as it is stored where the engine can read that, else BF16."""
+        return self.tier.hold(weight, kernel) if hasattr(self.tier, "hold") else weight.bits()
+
     def _load(self) -> None:
         """Have every kernel compiled or read from the cache by one small call, so that no sequence waits for it."""
         tier, some = self.tier, self.weights[self.layers[0]]
+        if not hasattr(tier, "hold"):
+            return
         tier.hash_rows(np.zeros(1, np.int64), self.params)
         tier.lookup(np.zeros((1, row264.ROW_BYTES), np.uint8))
-        tier.project(np.zeros((1, self.sizes.inputs), np.uint16), some.projection[: row264.BLOCK])
+        tier.project(np.zeros((1, self.sizes.inputs), np.uint16), self._projections[self.layers[0]])
         state = np.zeros((1, self.sizes.streams, self.sizes.hidden), np.uint16)
         tier.gate(state, state, state[:, 0], some.q_weight, some.k_weight)
 
@@ -110,7 +122,7 @@ class Pipeline:
         inputs = values.reshape(len(values), self.sizes.inputs)
         if self.activation == "official":
             inputs = self.tier.official_activation(inputs)
-        kv: Bits = self.tier.project(inputs, self.weights[layer].projection)
+        kv: Bits = self.tier.project(inputs, self._projections[layer])
         return kv.reshape(-1, self.sizes.streams + 1, self.sizes.hidden)
 
     def close(self) -> None:
@@ -222,6 +234,7 @@ def run(
     threads: int | None = None,
     table: Table | None = None,
     report: Times | None = None,
+    kernel: str = "auto",
 ) -> NDArray[Any]:
     """What `layer`'s Engram does to [T] token ids and, from the gate on, hidden [T, S, D].
 
@@ -241,7 +254,9 @@ def run(
     if stop_at in ("rows", "values"):
         return _looked_up(source, table, tier, tokens, mask, history, stop_at, times)
     with (
-        Pipeline(source, (layer,), engine=engine, activation=activation, tables={layer: table}) as pipeline,
+        Pipeline(
+            source, (layer,), engine=engine, activation=activation, tables={layer: table}, kernel=kernel
+        ) as pipeline,
         pipeline.prepare(tokens, mask, history) as work,
     ):
         times.load = work.times.load = work.begun - start

@@ -21,6 +21,7 @@ from engramctl import kinds, profiles
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile, Sizes
+from engramctl.projection import Projection
 from engramctl.table import Table
 from formats import row264
 from formats.disk import ReadFile
@@ -42,11 +43,11 @@ class FoundMap:
 
 @dataclass(frozen=True)
 class Weights:
-    """One layer's projection and gate weights, BF16 bits. N outputs, K inputs, S streams, D hidden width."""
+    """One layer's projection, which stays in the file until it is used, and gate weights, BF16 bits [S, D]."""
 
-    projection: NDArray[np.uint16]  # [N, K]
-    q_weight: NDArray[np.uint16]  # [S, D]
-    k_weight: NDArray[np.uint16]  # [S, D]
+    projection: Projection
+    q_weight: NDArray[np.uint16]
+    k_weight: NDArray[np.uint16]
 
 
 class Source(Protocol):

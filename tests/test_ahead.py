@@ -50,7 +50,7 @@ def expected(source: Source, layer: int) -> tuple[np.ndarray, np.ndarray, np.nda
     params, weights, sizes = source.params(), source.weights(layer), source.sizes
     rows = reference.hash_rows(tokens, params, mask)[:, params.layers.index(layer)]
     values = reference.lookup(source.table(layer).read(rows))
-    kv = reference.project(values.reshape(T, -1), weights.projection).reshape(T, sizes.streams + 1, -1)
+    kv = reference.project(values.reshape(T, -1), weights.projection.bits()).reshape(T, sizes.streams + 1, -1)
     args = (states[layer], np.ascontiguousarray(kv[:, :-1]), np.ascontiguousarray(kv[:, -1]))
     return kv, *reference.gate(*args, weights.q_weight, weights.k_weight, mask, sizes.eps, source.profile.clamp)
 

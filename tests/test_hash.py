@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from hashing import constants, formula, pasts, sequences
@@ -20,7 +21,7 @@ from tiers import TIERS
 
 from engramctl import fast, reference, rows_out
 from engramctl.errors import EngramctlError
-from engramctl.fast import cache
+from engramctl.fast import cache, reciprocal
 from engramctl.hash_params import HashParams
 from engramctl.history import History
 from formats import npy
@@ -511,3 +512,65 @@ def test_rows_that_do_not_fit_32_bits_are_refused_not_cut() -> None:
     with pytest.raises(EngramctlError, match=r"^--to u32: expected tables of at most 2\*\*32 rows, found 4294967297$"):
         list(rows_out.write(iter([]), "u32", params, 0))
     list(rows_out.write(iter([]), "u32", replace(release(), rows=(2**32, 2**32)).check(), 0))
+
+
+@numba.njit
+def _remainders(xs: np.ndarray, p: np.ndarray, inverse: np.ndarray, offsets: np.ndarray, out: np.ndarray) -> None:
+    for i in range(xs.size):
+        reciprocal.eight_rows(xs[i], p, inverse, offsets, 0, out, i * reciprocal.LANES)
+
+
+def test_reciprocals_give_every_remainder_where_a_wrong_quotient_would_show() -> None:
+    """Around multiples of every prime of the release and of moduli at the proof's edges, up to 2**63 and at it."""
+    random, top = np.random.default_rng(2), 2**63
+    edges = [2**14 + 1, 2**14 + 27, 2**15, 65521, 2**24 - 3, 2**30, 2**31 - 1, 2**31 - 2]
+    moduli = [*release().moduli.reshape(-1).tolist(), *edges]
+    assert len(moduli) % reciprocal.LANES == 0
+    for start in range(0, len(moduli), reciprocal.LANES):
+        some = moduli[start : start + reciprocal.LANES]
+        xs = {0, 1, top - 1, top - 2, 2**53 - 1, 2**53, 2**53 + 1, *(2**n - 1 for n in range(1, 64))}
+        for p in some:
+            most = top // p
+            factors = [0, 1, 2, most - 1, most, *(most >> n for n in range(1, 50, 3))]
+            factors += random.integers(0, most, 300, endpoint=True).tolist()
+            xs |= {k * p + step for k in factors for step in (-1, 0, 1, p - 1)}
+        drawn = np.array(sorted(x for x in xs if 0 <= x < top), np.uint64)
+        p = np.array(some, np.uint64)
+        assert reciprocal.fits(p)
+        offsets = np.arange(reciprocal.LANES, dtype=np.uint64) * np.uint64(1000)
+        want = (drawn[:, None] % p + offsets).astype(np.int64)
+        for kind in (np.int64, np.int32):
+            if int(want.max()) > np.iinfo(kind).max:
+                continue
+            out = np.empty(want.size, kind)
+            _remainders(drawn, p.astype(np.uint32), reciprocal.inverses(p), offsets, out)
+            np.testing.assert_array_equal(out.reshape(want.shape), want)
+
+
+@pytest.mark.parametrize("moduli", [(2**14, 70001), (70001, 2**31), (3, 2**40)])
+def test_moduli_outside_the_proof_take_the_other_path(moduli: tuple[int, int]) -> None:
+    assert not reciprocal.fits(np.array(moduli, np.uint64))
+    base = release()
+    few = np.resize(np.array(moduli, np.uint64), base.moduli.shape)
+    offsets = np.zeros_like(few)
+    offsets[:, 1:] = np.cumsum(few, axis=1)[:, :-1]
+    rows = tuple(int(each.sum()) for each in few)
+    params = replace(base, moduli=few, offsets=offsets, rows=rows).check()
+    tokens = np.random.default_rng(4).integers(0, VOCABULARY, 300)
+    np.testing.assert_array_equal(fast.hash_rows(tokens, params), reference.hash_rows(tokens, params))
+
+
+def test_rows_go_where_they_are_asked_to_as_int64_or_int32() -> None:
+    params, tokens = release(), np.random.default_rng(6).integers(0, VOCABULARY, 500)
+    want = reference.hash_rows(tokens, params)
+    for kind in (np.int64, np.int32):
+        out = np.empty(want.shape, kind)
+        assert fast.hash_rows(tokens, params, out=out) is out
+        np.testing.assert_array_equal(out, want)
+        strided = np.empty((2 * len(tokens), *want.shape[1:]), kind)[::2]
+        np.testing.assert_array_equal(fast.hash_rows(tokens, params, out=strided), want)
+    big = replace(params, rows=(2**31 + 1, *params.rows[1:]))
+    with pytest.raises(EngramctlError, match=f"out: expected int64 for {2**31 + 1} rows, found int32"):
+        fast.hash_rows(tokens, big, out=np.empty(want.shape, np.int32))
+    with pytest.raises(EngramctlError, match="out: expected int64 or int32"):
+        fast.hash_rows(tokens, params, out=np.empty((3, 2, 24), np.int64))

@@ -21,8 +21,9 @@ print(cache.FOLDER, *(sum(getattr(_lookup._compiled.stats, "cache_" + kind).valu
 """
 PROJECT = """
 import numpy as np
-from engramctl.fast import project
-print(project(np.full((1, 1), 0x3F80, np.uint16), np.full((1, 1), 0x3F80, np.uint16)).item())
+from engramctl.fast import hold, project
+one = np.full((1, 1), 0x3F80, np.uint16)
+print(project(one, hold(one, "portable")).item())
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,16 +12,20 @@ from hypothesis import strategies as st
 from tiers import bits, outcome
 
 from engramctl import fast, reference
-from engramctl.fast import cache
+from engramctl.fast import amx, cache
 from engramctl.fast.cache import in_parts
-from formats.floats import from_bf16
-from formats.row264 import ROW_BYTES
+from engramctl.fast.project import _fused
+from engramctl.fast.weights import Packed, range_of
+from engramctl.projection import Projection
+from formats.floats import E4M3_VALUES, E8M0_VALUES, exact_in_bf16, from_bf16, to_bf16
+from formats.row264 import BLOCK, ROW_BYTES
 
 SEEDED = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
 # Windows of BF16 exponents: usual numbers; products among the subnormals, where a fused multiply-add rounds otherwise;
 # sums that overflow; everything at once, where most results are refused.
 WINDOWS = {"usual": (118, 130), "subnormal": (0, 60), "huge": (180, 192), "any": (0, 254)}
+PATHS = [*fast.cpu.paths(), "tiles"]  # tiles that are written out: AMX's kernel on any processor
 windows, seeds = st.sampled_from(sorted(WINDOWS)), st.integers(0, 2**32 - 1)
 
 
@@ -30,6 +35,10 @@ def numbers(random: np.random.Generator, window: str, *shape: int) -> np.ndarray
     made = random.integers(low, high + 1, shape) << 7 | random.integers(0, 1 << 7, shape)
     made[random.integers(0, 8, shape) == 0] = 0
     return (made | random.integers(0, 2, shape) << 15).astype(np.uint16)
+
+
+def hold(weight: Projection | np.ndarray, path: str) -> Packed:
+    return replace(fast.hold(weight), path=path) if path == "tiles" else fast.hold(weight, path)
 
 
 @pytest.fixture(autouse=True)
@@ -48,15 +57,96 @@ def test_lookup_has_equal_bits_on_any_bytes(seed: int, count: int, strided: bool
     assert outcome(fast.lookup, rows) == outcome(reference.lookup, rows)
 
 
+@pytest.mark.parametrize("path", PATHS)
 @SEEDED
-@given(seeds, windows, windows, st.integers(0, 5), st.integers(0, 140), st.integers(0, 100), st.booleans())
-def test_projection_has_equal_bits(seed: int, inputs: str, weights: str, T: int, K: int, N: int, plain: bool) -> None:
+@given(seeds, windows, windows, st.integers(0, 40), st.integers(0, 140), st.integers(0, 100), st.booleans())
+def test_projection_has_equal_bits(
+    path: str, seed: int, inputs: str, weights: str, T: int, K: int, N: int, plain: bool
+) -> None:
     random = np.random.default_rng(seed)
     values, weight = numbers(random, inputs, T, K), numbers(random, weights, N, K)
     if not plain:  # read-only and in another order
         values, weight = np.asfortranarray(values), np.asfortranarray(weight)
         values.flags.writeable = weight.flags.writeable = False
-    assert outcome(fast.project, values, weight) == outcome(reference.project, values, weight)
+    assert outcome(fast.project, values, hold(weight, path)) == outcome(reference.project, values, weight)
+
+
+# Scale bytes: usual; the least exact ones, whose products are lost below F32's numbers; some whose sums overflow.
+SCALES = {"real": (118, 122), "least": (3, 40), "subnormal": (60, 80), "most": (200, 246), "any": (3, 246)}
+
+
+def codes(random: np.random.Generator, N: int, K: int) -> np.ndarray:
+    """E4M3 codes that are numbers; one in eight is a zero of either sign, one in sixteen a subnormal."""
+    made = random.integers(0, 0x7F, (N, K))
+    made[random.integers(0, 8, (N, K)) == 0] = 0
+    return (made | random.integers(0, 2, (N, K)) << 7).astype(np.uint8)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@SEEDED
+@given(seeds, windows, st.sampled_from(sorted(SCALES)), st.integers(0, 40), st.integers(0, 140), st.integers(0, 100))
+def test_weights_kept_as_e4m3_give_the_bits_of_bf16(
+    path: str, seed: int, inputs: str, scale: str, T: int, K: int, N: int
+) -> None:
+    random = np.random.default_rng(seed)
+    stored, values = codes(random, N, K), numbers(random, inputs, T, K)
+    low, high = SCALES[scale]
+    scales = random.integers(low, high + 1, (-(-N // BLOCK), -(-K // BLOCK)), dtype=np.uint8)
+    held = hold(Projection((N, K), lambda first, last: stored[first:last], scales), path)
+    assert held.e4m3
+    assert outcome(fast.project, values, held) == outcome(
+        reference.project, values, reference.dequantise(stored, scales)
+    )
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_code_under_every_scale_is_widened_to_its_value(path: str) -> None:
+    """An input of 1 alone: the sum is the weight. Scale bytes beyond what is kept as E4M3 become BF16."""
+    one = np.zeros((1, 32), np.uint16)
+    one[0, 5] = 0x3F80
+    numbers = np.array([code for code in range(256) if code & 0x7F != 0x7F], np.uint8)
+    for scale in range(255):
+        with np.errstate(over="ignore"):
+            value = E4M3_VALUES[numbers] * E8M0_VALUES[scale]
+        some = numbers[exact_in_bf16(value)]
+        stored = np.zeros((len(some), 32), np.uint8)
+        stored[:, 5] = some
+        scales = np.full((-(-len(some) // 32), 1), scale, np.uint8)
+        held = hold(Projection(stored.shape, lambda first, last, s=stored: s[first:last], scales), path)
+        assert held.e4m3 == (3 <= scale <= 246)
+        want = to_bf16(value[exact_in_bf16(value)] + np.float32(0))  # of zeros, the positive one
+        np.testing.assert_array_equal(fast.project(one, held)[0], want)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_bits_are_equal_on_both_sides_of_where_sums_may_be_fused(path: str) -> None:
+    """Inputs as powers of two around the limits, against weights that use every bit."""
+    random = np.random.default_rng(3)
+    stored = codes(random, 64, 64)
+    sides = set()
+    for scale, exponents in ((119, range(1, 255, 7)), (3, range(100, 140)), (246, range(1, 60)), (30, range(70, 110))):
+        scales = np.full((2, 2), scale, np.uint8)
+        for held in (
+            hold(Projection((64, 64), lambda first, last: stored[first:last], scales), path),
+            hold(reference.dequantise(stored, scales), path),
+        ):
+            for exponent in exponents:
+                values = exponent << 7 | random.integers(0, 128, (3, 64)) | random.integers(0, 2, (3, 64)) << 15
+                values = values.astype(np.uint16)
+                within = range_of(values)
+                sides.add(amx.exact(within, held.range) if path == "tiles" else _fused(within, held))
+                want = outcome(reference.project, values, reference.dequantise(stored, scales))
+                assert outcome(fast.project, values, held) == want, (scale, exponent, held.e4m3)
+    assert sides == {True, False}
+
+
+def test_weights_that_are_no_numbers_are_refused_in_the_reference_s_words() -> None:
+    stored, scales = np.full((40, 70), 0x38, np.uint8), np.full((2, 3), 120, np.uint8)
+    for code, scale in ((0xFF, 120), (0x38, 255), (0x38, 0), (0x01, 2), (0x7E, 250)):
+        stored[33, 65], scales[1, 2] = code, scale
+        given = Projection(stored.shape, lambda first, last: stored[first:last], scales)
+        want = outcome(reference.dequantise, stored, scales)
+        assert outcome(fast.project, np.zeros((1, 70), np.uint16), given)[0] == want[0] or not isinstance(want[0], str)
 
 
 @SEEDED
@@ -112,7 +202,11 @@ def test_bits_do_not_depend_on_threads(name: str) -> None:
     want = outcome(getattr(reference, name), *arguments)
     for threads in (1, 2, 3, 8):
         fast.use_threads(threads)
-        assert outcome(getattr(fast, name), *arguments) == want, threads
+        if name == "project":
+            for path in PATHS:
+                assert outcome(fast.project, arguments[0], hold(arguments[1], path)) == want, (threads, path)
+        else:
+            assert outcome(getattr(fast, name), *arguments) == want, threads
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:

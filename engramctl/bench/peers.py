@@ -120,7 +120,7 @@ def torch_pipeline(
     clamp: float,
 ) -> Callable[[Any, Any], Any]:
     """Compressed ids and bfloat16 hidden states -> new hidden states of one layer, eager; `table` [rows, ROW_BYTES]."""
-    rows, weight = shared(t, table), as_torch(t, weights.projection)
+    rows, weight = shared(t, table), as_torch(t, weights.projection.bits())
     hashed, gated, number = torch_hash(t, params), torch_gate(t, weights, eps, clamp), params.layers.index(layer)
     assert rows.shape[1] == ROW_BYTES
 

@@ -58,7 +58,8 @@ def hashing(source: Source, count: int, rounds: int) -> Iterator[Line]:
 
 
 def projection(source: Source, layer: int, counts: tuple[int, ...], rounds: int) -> Iterator[Line]:
-    weight = source.weights(layer).projection
+    given = source.weights(layer).projection
+    weight, packed = given.bits(), fast.hold(given)
     wide = from_bf16(weight)
     t = peers.torch()
     theirs = None if t is None else peers.as_torch(t, weight)
@@ -66,15 +67,15 @@ def projection(source: Source, layer: int, counts: tuple[int, ...], rounds: int)
         values = bits((count, weight.shape[1]))
         narrow = from_bf16(values)
         candidates: dict[str, Work] = {
-            "engramctl": partial(fast.project, values, weight),
+            "engramctl": partial(fast.project, values, packed),
             "NumPy F32": partial(np.matmul, narrow, wide.T),
         }
-        want = from_bf16(fast.project(values, weight))
+        want = from_bf16(fast.project(values, packed))
         _near("projection by NumPy", narrow @ wide.T, want)
         if t is not None:
-            given = peers.as_torch(t, values)
-            candidates["torch BF16"] = partial(t.nn.functional.linear, given, theirs)
-            _near("projection by torch", t.nn.functional.linear(given, theirs).float().numpy(), want)
+            inputs = peers.as_torch(t, values)
+            candidates["torch BF16"] = partial(t.nn.functional.linear, inputs, theirs)
+            _near("projection by torch", t.nn.functional.linear(inputs, theirs).float().numpy(), want)
         peer = "NumPy F32" if t is None else "torch BF16"
         yield from compare("projection", f"{count:,} tokens", count, "tokens", candidates, peer, rounds)
 

@@ -117,11 +117,13 @@ def run(
         raise EngramctlError("--shard", what, "none" if stop_at is None else f"--stop-at {stop_at.value}")
     if threads is not None:
         pool.use(threads)
-    if kernel not in (KernelName.auto, KernelName.portable):
-        raise EngramctlError("--kernel", "auto or portable, which this version has", kernel.value)
     if activation is ActivationName.official and engine is EngineName.fast:
         raise EngramctlError("--activation official", "--engine reference", "--engine fast")
     chosen = engine or (EngineName.reference if activation is ActivationName.official else EngineName.fast)
+    if kernel is not KernelName.auto:
+        from engramctl import fast
+
+        fast.cpu.choose(kernel.value)  # refused before anything is read
     home, space = source if source.is_dir() else None, inputs.id_space(source, profile)
     given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     with open_source(source, profile, maps.given(token_map)) as opened:
@@ -164,6 +166,7 @@ def run(
                 threads,
                 table,
                 spent,
+                kernel.value,
             )
         written = npy(result) if stop_at is not None or states is None else dumps.write_hidden(states, result)
         emit(output, written, force)

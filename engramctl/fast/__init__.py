@@ -7,5 +7,6 @@ from engramctl.fast.decode import lookup
 from engramctl.fast.gate import gate
 from engramctl.fast.hash import hash_rows
 from engramctl.fast.project import project
+from engramctl.fast.weights import hold
 
-__all__ = ["gate", "hash_rows", "lookup", "project", "use_threads"]
+__all__ = ["gate", "hash_rows", "hold", "lookup", "project", "use_threads"]

@@ -18,13 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import llvmlite
 import numba
 import numpy as np
-from llvmlite import binding
 from numba import types
 from numpy.typing import NDArray
 
 from engramctl import reference, threads
+from engramctl.fast import cpu
 from formats import floats, row264
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,9 +45,8 @@ def folder() -> Path | None:
     Numba only looks at the file of the kernel itself, so an edit of a helper or a constant would go unseen: the
     folder's name holds the digest of all of them, of the versions and of the processor.
     """
-    name = settings.CPU_NAME or binding.get_host_cpu_name()
-    features = settings.CPU_FEATURES or binding.get_host_cpu_features().flatten()
-    digest = hashlib.sha256(repr((numba.__version__, platform.python_version(), name, features)).encode())
+    versions = numba.__version__, llvmlite.__version__, platform.python_version(), settings.OPT
+    digest = hashlib.sha256(repr((*versions, *cpu.target())).encode())
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     try:
@@ -115,6 +115,12 @@ class Kernel:
 def kernel(*arguments: types.Type) -> Callable[[Callable[..., None]], Kernel]:
     """Decorator: `@kernel(reads(uint16, 2), writes(float32, 1))` on a function(first, last, a, b)."""
     return lambda function: Kernel(function, arguments)
+
+
+def named_kernel(name: str, function: Callable[..., None], *arguments: types.Type) -> Kernel:
+    """One of several kernels made from one text: a file of its own in the cache, or one would be taken for another."""
+    function.__name__ = function.__qualname__ = name
+    return Kernel(function, arguments)
 
 
 def helper(function: F) -> F:

@@ -90,5 +90,5 @@ def projection(source: Source, layer: int) -> Projection:
     """The layer's weights, with their scales where the source has them."""
     read = getattr(source, "array", None)
     if read is None:
-        return Projection(source.sizes.streams, None, None, source.weights(layer).projection)
+        return Projection(source.sizes.streams, None, None, source.weights(layer).projection.bits())
     return Projection(source.sizes.streams, read(layer, "projection"), read(layer, "projection_scale"), None)

@@ -1,0 +1,152 @@
+"""AMX on a machine without it: what would be executed, and that nobody meets it before it gave the right bits."""
+
+# ruff: noqa: ANN401 - llvmlite and Numba have no types
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from llvmlite import binding, ir
+
+from engramctl import fast, reference
+from engramctl.errors import EngramctlError
+from engramctl.fast import amx, cache, cpu, tiles
+from engramctl.fast.weights import range_of
+from formats.floats import from_bf16
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    amx.trusted.cache_clear()
+    yield
+    amx.trusted.cache_clear()
+
+
+def assembly(emit: Any, arguments: int) -> str:
+    """A function of byte pointers, for a processor with tiles; it is only looked at."""
+    module, pointer = ir.Module(), ir.IntType(8).as_pointer()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer] * arguments), "f")
+    builder = ir.IRBuilder(function.append_basic_block())
+    emit(builder, *function.args)
+    builder.ret_void()
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    target = binding.Target.from_triple("x86_64-unknown-linux-gnu")
+    machine = target.create_target_machine("sapphirerapids", "+amx-tile,+amx-bf16", opt=3)
+    return str(machine.emit_assembly(binding.parse_assembly(str(module))))
+
+
+def test_the_hardware_form_is_tile_instructions_and_all_eight_tiles() -> None:
+    def emit(builder: Any, config: Any, a: Any, w: Any, c: Any) -> None:
+        machine = tiles.Hardware(builder)
+        machine.configure(config)
+        tiles.emit_blocks(builder, machine, a, ir.IntType(64)(4096), w, c, ir.IntType(64)(7), 2)
+        machine.release()
+
+    text = assembly(emit, 4)
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    names = ("ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease")
+    count = {name: sum(words[0] == name for words in lines) for name in names}
+    assert count == {"ldtilecfg": 1, "tileloadd": 8, "tdpbf16ps": 4, "tilestored": 4, "tilerelease": 1}
+    dots = [re.findall(r"%tmm([0-9])", " ".join(words)) for words in lines if words[0] == "tdpbf16ps"]
+    assert dots == [["6", "4", "0"], ["7", "4", "1"], ["6", "5", "2"], ["7", "5", "3"]]  # AT&T: weights, inputs, sums
+
+
+def test_written_out_tiles_flush_what_is_subnormal_and_sum_even_and_odd_inputs_apart() -> None:
+    """Against the definition of TDPBF16PS, step by step in NumPy; float64 holds these fused products and sums."""
+    random = np.random.default_rng(5)
+    exponents = random.integers(60, 68, (2, 16, 32))  # products around the least normal number
+    a, w = (exponents << 7 | random.integers(0, 128, (2, 16, 32))).astype(np.uint16)
+    w[random.integers(0, 4, w.shape) == 0] = 0x0011  # subnormal
+    x, y = from_bf16(a), from_bf16(w.reshape(16, 16, 2))
+
+    def flush(values: np.ndarray) -> np.ndarray:
+        values = values.astype(np.float32)
+        return np.where(np.abs(values) < np.float32(2.0**-126), np.float32(0), values)
+
+    def defined(flush: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        sums = []
+        for parity in range(2):
+            total = np.zeros((16, 16), np.float32)
+            for k in range(16):
+                product = flush(x[:, 2 * k + parity]).astype(np.float64)[:, None] * flush(y[k, :, parity])
+                total = flush(total + product)
+            sums.append(total)
+        return flush(sums[0] + sums[1])
+
+    want = defined(flush)
+    config, totals = np.zeros(64, np.uint8), np.zeros(512, np.float32)
+    config[0], config[16:32:2], config[48:56] = 1, 64, 16
+    weights = np.concatenate([w.reshape(-1), np.zeros(512, np.uint16)]).view(np.uint8)
+    _dot(a.reshape(-1).view(np.uint8), weights, config, totals, np.empty(tiles.STATE_BYTES, np.uint8))
+    np.testing.assert_array_equal(totals[:256].reshape(16, 16).view(np.uint32), want.view(np.uint32))
+    assert (want != defined(lambda values: values.astype(np.float32))).any()  # it matters here
+
+
+@numba.njit
+def _dot(a: Any, w: Any, config: Any, totals: Any, state: Any) -> None:
+    """One block of one tile of tokens, on written-out tiles."""
+    tiles.configure(config, state, False)
+    tiles.tile_blocks(a, 0, 1024, 1, w, 0, w, 0, totals, 0, 1, state, 1, False)
+
+
+def test_the_answer_that_is_expected_is_the_references() -> None:
+    digest, weights = hashlib.sha256(), {}
+    for values, weight in amx.question():
+        bits = weights.setdefault(weight.scales is None, weight.bits())
+        assert amx.exact(range_of(values), range_of(bits))
+        digest.update(reference.project(values, bits).tobytes())
+    assert digest.hexdigest() == amx.ANSWER
+
+
+@pytest.mark.skipif("amx" in cpu.paths(), reason="it can run here")
+def test_amx_is_refused_where_it_cannot_run() -> None:
+    with pytest.raises(EngramctlError, match=r"^--kernel: expected auto, .*portable on this machine, found amx$"):
+        fast.hold(np.zeros((1, 1), np.uint16), "amx")
+
+
+@pytest.fixture
+def with_tiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine that says it has tiles, and a kernel cache of its own."""
+    monkeypatch.setattr(amx, "permitted", lambda: True)
+    monkeypatch.setattr(cache, "FOLDER", tmp_path)
+    monkeypatch.setattr(cpu, "features", lambda: cpu.NEEDS["amx"])
+    return tmp_path
+
+
+@pytest.mark.parametrize("code", ["import os; os.abort()", "print('another digest')", "import time; time.sleep(60)"])
+def test_tiles_that_crash_or_give_other_bits_are_not_used(
+    code: str, monkeypatch: pytest.MonkeyPatch, with_tiles: Path
+) -> None:
+    run = amx.subprocess.run
+    monkeypatch.setattr(amx.subprocess, "run", lambda words, **how: run([*words[:2], code], **how))
+    monkeypatch.setattr(amx, "LONGEST", 2)
+    assert cpu.choose("auto") == "avx512"
+    assert (with_tiles / "amx").read_text() == "different"
+    monkeypatch.setattr(amx, "_asked", lambda: True)
+    amx.trusted.cache_clear()
+    assert not cpu.can("amx")  # the answer was kept
+
+
+def test_tiles_that_give_the_defined_bits_are_used_and_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, with_tiles: Path
+) -> None:
+    """The child is the real one, but for the path that it takes."""
+    run, asked = amx.subprocess.run, []
+
+    def child(words: list[str], **how: Any) -> Any:
+        asked.append(words)
+        return run([*words[:2], "from engramctl.fast import amx; print(amx.answer('tiles'))"], **how)
+
+    monkeypatch.setattr(amx.subprocess, "run", child)
+    assert cpu.choose("auto") == "amx"
+    amx.trusted.cache_clear()
+    assert cpu.choose("amx") == "amx"
+    assert len(asked) == 1
+    assert (with_tiles / "amx").read_text() == "equal"
