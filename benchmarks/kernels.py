@@ -6,6 +6,7 @@ Real width: 25,600 outputs, 6,144 inputs, 4 streams of 5,120. Each peer is compa
 call is warmed up twice, since memory that was idle is slow at first, and every library's threads are let settle.
 """
 
+# ruff: noqa: ANN401 - torch may not be there, and has no types here
 from __future__ import annotations
 
 import argparse
@@ -30,7 +31,7 @@ from engramctl.bench.stages import bits
 from engramctl.fast import cpu, gather
 from engramctl.fast.weights import Packed
 from engramctl.hash_params import published
-from engramctl.projection import Projection
+from engramctl.projection import Projection, held
 from engramctl.reference import dequantise
 from engramctl.source import Weights
 from formats.floats import from_bf16
@@ -72,7 +73,9 @@ def ceilings(rounds: int) -> Iterator[Line]:
 
         work: dict[str, Work] = {f"read, {count} threads": partial(read, count), "read, 1 thread": partial(read, 1)}
         work["memcpy, 1 thread"] = lambda: np.copyto(copy, words)
-        yield from compare("memory", f"{words.nbytes / 1e6:.0f} MB", words.nbytes, "bytes", work, [*work][0], rounds)
+        yield from compare(
+            "memory", f"{words.nbytes / 1e6:.0f} MB", words.nbytes, "bytes", work, next(iter(work)), rounds
+        )
 
 
 def projections(rounds: int, t: Any) -> Iterator[Line]:
@@ -115,7 +118,7 @@ def _quick(name: str, count: int) -> bool:
 def _prepacked(t: Any, weight: Any) -> Any:
     """torch's own best: the weight reordered once, where this build can do that."""
     try:
-        once = t.ops.mkldnn._reorder_linear_weight(weight.to_mkldnn(), None)
+        once = t.ops.mkldnn._reorder_linear_weight(weight, None)
         run = partial(t.ops.mkldnn._linear_pointwise, attr="none", scalars=[], algorithm="")
         run(t.zeros((1, K), dtype=t.bfloat16), once, None)
     except (AttributeError, RuntimeError):
@@ -180,9 +183,7 @@ def hashing(rounds: int, t: Any) -> Iterator[Line]:
 
 
 def gating(rounds: int, t: Any) -> Iterator[Line]:
-    weights = Weights(
-        Projection((N, K), lambda first, last: np.empty((0, K), np.uint8)), bits((S, D), 4), bits((S, D), 5)
-    )
+    weights = Weights(held(np.empty((0, K), np.uint16)), bits((S, D), 4), bits((S, D), 5))
     for count in (1, 16, 512):
         hidden, kv = bits((count, S, D)), bits((count, S + 1, D), 6)
         key, value = np.ascontiguousarray(kv[:, :-1]), np.ascontiguousarray(kv[:, -1])
@@ -194,8 +195,24 @@ def gating(rounds: int, t: Any) -> Iterator[Line]:
         if t is not None:
             theirs, peer = (peers.as_torch(t, hidden), peers.as_torch(t, kv)), "torch eager"
             candidates[peer] = partial(peers.torch_gate(t, weights, 1e-20, 1e-6), *theirs)
-            near("torch's gate", candidates[peer]().float().numpy(), from_bf16(run()[1]))
+            candidates["torch by hand"] = partial(_by_hand(t, weights), *theirs)
+            for name in (peer, "torch by hand"):
+                near("torch's gate", candidates[name]().float().numpy(), from_bf16(run()[1]))
         yield from compare("gate", f"{count} tokens", count, "tokens", candidates, peer, rounds)
+
+
+def _by_hand(t: Any, weights: Weights) -> Any:
+    """The same with as few passes as torch has operations for."""
+    w = t.from_numpy(from_bf16(weights.q_weight) * from_bf16(weights.k_weight))
+
+    def run(hidden: Any, kv: Any) -> Any:
+        h, key, value = hidden.float(), kv[:, :-1].float(), kv[:, -1:].float()
+        norms = t.linalg.vector_norm(h, dim=-1) * t.linalg.vector_norm(key, dim=-1)
+        dot = (h * w).mul_(key).sum(-1) * (D**0.5) / norms
+        gate = t.sigmoid(t.copysign(dot.abs().clamp_min_(1e-6).sqrt_(), dot))
+        return h.addcmul_(gate[..., None], value).to(t.bfloat16)
+
+    return run
 
 
 GROUPS = ("memory", "projection", "rows", "hash", "gate")
