@@ -160,6 +160,8 @@ def _is_live(holder: Holder) -> bool:
         return False
     except PermissionError:
         pass
+    if _is_over(pid):
+        return False
     started = _started(pid)
     return started is None or holder.get("started") in (None, started)  # else the number is another process's by now
 
@@ -171,12 +173,25 @@ def _boot() -> str:
         return ""
 
 
+def _is_over(pid: int) -> bool:
+    """Is the process dead, and only its parent has not asked how it ended? A signal still reaches its number."""
+    return _stat(pid)[:1] in (["Z"], ["X"])
+
+
 def _started(pid: int) -> int | None:
     """When a process started, in ticks since boot, where the system says."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
+        return int(_stat(pid)[19])
+    except (ValueError, IndexError):
         return None
+
+
+def _stat(pid: int) -> list[str]:
+    """What Linux says of a process (proc(5), /proc/PID/stat), from its state on; nothing on other systems."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _words(holder: Holder) -> str:

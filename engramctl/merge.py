@@ -11,18 +11,18 @@ from engramctl.repack import MOST_THREADS, Options, Written
 from engramctl.repack_jobs import remaining_bytes
 from engramctl.repack_plan import Plan
 from engramctl.slices import Slice
-from formats import disk
 
 
 def merge(made: Plan, output: Path, options: Options) -> Written:
-    """Finish an output whose parts are all there. May be repeated after an interruption."""
+    """Finish an output whose parts are all there. May be repeated: after an interruption, and when all is done."""
     sizes = made.source.sizes
     every = slices.whole(sizes)
     header, size = made.layout.header, made.layout.file_size
-    published = bool(workspace.journals(output, every)) and workspace.is_published(output, size, header)
+    published = workspace.is_published(output, size, header)
     if not published:
-        disk.refuse_existing(output, options.force)
+        workspace.refuse_existing(output, options.force, options.resume)
     with workspace.only_one(output, every, every, options.break_lock):
+        already = published and not workspace.journals(output, every)
         parts = _parts(made, output, every, published)
         if not published:
             slices.require_cover(list(parts), sizes, str(output))
@@ -33,7 +33,7 @@ def merge(made: Plan, output: Path, options: Options) -> Written:
         for part in parts:
             workspace.remove(output, part)
         workspace.remove(output, every)
-    return Written(found)
+    return Written(found, already)
 
 
 def _parts(made: Plan, output: Path, every: Slice, published: bool) -> dict[Slice, Said]:

@@ -57,6 +57,7 @@ class Written:
     """What was done: the digest of each table, or of the slice's rows of it, by layer."""
 
     digests: dict[int, str] = field(default_factory=dict)
+    already: bool = False  # the output was finished before: nothing was written
 
 
 def write(
@@ -129,7 +130,9 @@ class _Run:
             found = self._digests(said.leaves, self.output)
             workspace.remove(self.output, self.part)
             return Written(found)
-        disk.refuse_existing(self.output, self.options.force)
+        if self._is_done(said):
+            return Written(self._digests({}, self.output), already=True)
+        workspace.refuse_existing(self.output, self.options.force, self.options.resume)
         with self._opened(said, path, every) as (file, log):
             self.leaves = log.leaves
             if log.point != journal.START:
@@ -149,6 +152,17 @@ class _Run:
             workspace.publish(self.output, self.header, self.options.force)
             workspace.remove(self.output, self.part)
         return Written(found)
+
+    def _is_done(self, said: journal.Said | None) -> bool:
+        """Does the final name hold what is to be resumed? A merge that was stopped late is for --merge to end."""
+        if not self.options.resume or self.options.force or (said is not None and not said.finished):
+            return False
+        if not workspace.is_published(self.output, self.size, self.header):
+            return False
+        if self.part.whole:
+            workspace.refuse_others(self.output, self.part, self.made.source.sizes)
+        self.options.progress(remaining_bytes(self.made, self.part))
+        return True
 
     def _require_plan(self, said: journal.Said) -> None:
         said.require_plan(self.identity)

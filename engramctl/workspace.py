@@ -160,6 +160,16 @@ def is_published(output: Path, size: int, header: bytes) -> bool:
         return file.size == size and file.read(0, len(header), "header") == header
 
 
+def refuse_existing(output: Path, force: bool, resume: bool) -> None:
+    """No file is overwritten without being asked; what is to be resumed is not to be overwritten at all."""
+    if not resume or force:
+        disk.refuse_existing(output, force)
+        return
+    disk.refuse_existing(output, force=True)
+    if os.path.lexists(output):
+        raise FormatError(output, None, "what this plan makes, finished, or no file there yet", "another file")
+
+
 def remove(output: Path, part: Slice) -> None:
     """Forget a slice: its journal; of a whole conversion also `.partial` and what crashes left beside it."""
     gone = [journal_of(output, part)]

@@ -135,6 +135,29 @@ def test_a_masked_position_keeps_its_hidden_state(cli: Cli, tmp_path: Path, arra
     assert only(differs(cli, "gate", saved(tmp_path, arrays)))[1].startswith("its hidden state kept")
 
 
+@pytest.mark.parametrize("kept", [("gate",), ("out",), ("gate", "out")])
+def test_gates_that_the_mask_does_not_close_are_named(cli: Cli, tmp_path: Path, kept: tuple[str, ...]) -> None:
+    cli.ok("probe", "gate", "--with-answers", "--hidden-size", 96, "-o", tmp_path / "probe.npz")
+    made = {name: array for name, array in np.load(tmp_path / "probe.npz").items() if name != "dot"}
+    gates, out = closed_by_nothing(made)
+    made |= {"gate": gates, "out": out}
+    made = {name: array for name, array in made.items() if name not in {"gate", "out"} - {*kept}}
+    report = differs(cli, "gate", saved(tmp_path, made))
+    assert report["diagnosis"]["name"] == "masked-rows-gated"
+    made["key"][7, 0, 0] = made["value"][8, 3] = 0x7FC0  # a dead token may still hold what is no number
+    differs(cli, "gate", saved(tmp_path, made))
+
+
+def closed_by_nothing(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """Gates and outputs of every position, written out here from the model's formula in float64."""
+    numbers = ("hidden", "key", "value", "q_weight", "k_weight")
+    h, k, v, q, w = (arrays[name].view(ml_dtypes.bfloat16).astype(np.float64) for name in numbers)
+    rms = [np.sqrt((x * x).mean(-1, keepdims=True) + 1e-20) for x in (h, k)]
+    dot = (h / rms[0] * q * (k / rms[1] * w)).sum(-1) / np.sqrt(h.shape[-1])
+    gate = 1 / (1 + np.exp(-np.copysign(np.sqrt(np.maximum(np.abs(dot), 1e-6)), dot)))
+    return gate.astype(np.float32), bits(h + gate[:, :, None] * v[:, None])
+
+
 @pytest.mark.parametrize("number", [0x7FC0, 0x7F80])
 def test_an_output_that_is_no_number_is_a_finding(cli: Cli, tmp_path: Path, arrays: Arrays, number: int) -> None:
     arrays["out"][0, 0, 0], arrays["gate"][1, 1] = number, np.nan

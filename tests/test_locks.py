@@ -78,6 +78,16 @@ def test_a_dead_process_another_boot_and_a_reused_number_are_taken_over(locked: 
         locked.output.unlink()
 
 
+def test_a_killed_process_that_its_parent_has_not_reaped_holds_nothing(locked: Locked) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as zombie:
+        write_lock(locked.lock, pid=zombie.pid)
+        assert locked.refused().found.startswith(f"process {zombie.pid} ")
+        zombie.kill()
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # dead, and still in the table of processes
+        os.kill(zombie.pid, 0)
+        locked.runs()
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"host": 5}', b'{"pid": "x"}', b"\xff" * 5000])
 def test_a_lock_that_says_nothing_holds_nothing(locked: Locked, text: bytes) -> None:
     locked.lock.write_bytes(text)

@@ -419,7 +419,7 @@ def test_an_existing_output_is_replaced_only_when_asked(cli: Cli, tmp_path: Path
     for more in ((), ("--resume",)):
         refusal = cli.refused_twice(tmp_path, *words, *more)
         assert refusal.where == str(output)
-        assert "--force" in refusal.expected
+        assert ("--force" in refusal.expected) == (not more)  # to be resumed is not to be overwritten
     cli.ok(*words, "--force")
     assert output.read_bytes()[:4] == b"GGUF"
 

@@ -57,6 +57,54 @@ def shared(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
     return Shared(cli, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--resume",),
+        ("--part", "1/2", "--resume"),
+        ("--layer", "1", "--rows", "3:9", "--resume"),
+        ("--merge",),
+        ("--merge", "--resume"),
+    ],
+)
+def test_what_is_finished_already_is_said_and_left_alone(shared: Shared, more: tuple[str, ...]) -> None:
+    for i in (1, 2):
+        shared.part("--part", f"{i}/2")
+    shared.merged()
+    before = shared.output.stat()
+    outcome = shared.cli.ok(*shared.words, "-o", shared.output, *more)
+    assert outcome.out == b""
+    assert outcome.err == "engramctl: engram.gguf is finished already: nothing to do (check packing compares it)\n"
+    report = shared.cli.ok(*shared.words, "-o", shared.output, *more, "--digest", "tree", "--json").json
+    assert report["ok"]
+    assert report["finished"]
+    if "--part" not in more and "--layer" not in more:
+        assert {line.split()[0] for line in shared.digest.decode().splitlines()} == set(report["digests"].values())
+    assert shared.left() == ["engram.gguf"]
+    assert shared.output.stat().st_mtime_ns == before.st_mtime_ns
+    assert shared.output.stat().st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("more", [("--resume",), ("--part", "1/2", "--resume"), ("--merge", "--resume"), ("--merge",)])
+def test_another_file_is_not_taken_for_the_finished_one(shared: Shared, more: tuple[str, ...]) -> None:
+    shared.output.write_bytes(shared.expected[:-1])
+    assert ("--force" in shared.refused(*more)) == (more == ("--merge",))
+    shared.output.write_bytes(b"X" + shared.expected[1:])
+    assert ("--force" in shared.refused(*more)) == (more == ("--merge",))
+    assert shared.left() == ["engram.gguf"]
+
+
+def test_a_part_resumed_before_the_merge_was_ended_leaves_it_to_merge(shared: Shared) -> None:
+    shared.part("--part", "1/1", "--digest", "tree")
+    journal = next(path for path in shared.folder.iterdir() if path.suffix == ".journal")
+    kept = journal.read_bytes()
+    shared.merged()
+    journal.write_bytes(kept)  # the merge was killed here
+    shared.part("--part", "1/1", "--resume")
+    assert shared.left() == ["engram.gguf", journal.name]
+    shared.merged()
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7, TOTAL])
 def test_n_parts_in_any_order_are_the_container(shared: Shared, count: int) -> None:
     order = list(range(1, count + 1))

@@ -150,18 +150,23 @@ def repack(
             write = together.merge if merge else convert.run
             with _kept(output):
                 written = write(made, output, options)
+    if written.already and not quiet:
+        edge.say(f"{output.name} is finished already: nothing to do (check packing compares it)")
     slice_rows = {table[0]: table[1:] for table in (some or whole).tables(made.source.sizes)}
     if json:
         body = {"dry_run": False, "output": str(output), **repack_plan.describe(made)}
         body |= {"digest": kind, "digests": {str(key): value for key, value in written.digests.items()}}
-        body |= {"slice": {str(key): value for key, value in slice_rows.items()}, "finished": some is None}
+        body |= {
+            "slice": {str(key): value for key, value in slice_rows.items()},
+            "finished": some is None or written.already,
+        }
         body["notes"] = notes
         report.as_json("repack", True, body)
         return
     for number, value in written.digests.items():
         first, last = slice_rows[number]
         report.line(f"{value}  {_table(made, number)}" + (f" rows {first}:{last}" if some else ""))
-    if not quiet:
+    if not (quiet or written.already):
         if some is not None:
             edge.say(f"{workspace.partial_of(output)}: {some.words(source.sizes)} written; --merge makes {output.name}")
             return

@@ -17,7 +17,7 @@ from engramctl.mistakes.gateplan import GateInputs, GatePlan
 from engramctl.verify import bounds, name_gate
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 from formats.errors import FormatError
-from formats.floats import bf16_finite, from_bf16
+from formats.floats import bf16_finite, exact_in_bf16, from_bf16
 
 CHECK = "gate"
 CHUNK_TOKENS = 64
@@ -69,12 +69,21 @@ def _states(array: NDArray[Any], where: str, name: str, f32: bool) -> NDArray[An
 
 
 def _operand(dump: Dump, name: str, shape: tuple[int, ...], mask: NDArray[np.bool_] | None, f32: bool) -> NDArray[Any]:
-    """A masked token's key and value may be anything: they are not used."""
+    """A masked token's key and value may be anything: only a missing mask would use them, where they are numbers."""
     array = dump.named(name).load(dumps.DTYPES, shape)
     if mask is not None:
         array = array.copy()
-        array[~mask] = 0
+        dead = array[~mask]
+        array[~mask] = np.where(_usable(dead, f32), dead, array.dtype.type(0))
     return _states(array, dump.where, name, f32)
+
+
+def _usable(array: NDArray[Any], f32: bool) -> NDArray[np.bool_]:
+    """Which elements `_states` takes."""
+    if array.dtype == np.uint16:
+        return bf16_finite(array)
+    good: NDArray[np.bool_] = np.isfinite(array)
+    return good if f32 else good & exact_in_bf16(np.where(good, array, np.float32(0)))
 
 
 def _out(dump: Dump, shape: tuple[int, ...]) -> NDArray[np.uint16]:

@@ -43,10 +43,8 @@ class Search:
         self.inputs = inputs.some(self.at)
         self.found_gates = None if found.gates is None else found.gates[self.at].astype(np.float64)
         self.out = None if found.out is None else found.out[self.at]
-        some = self.inputs
-        allowed = bounds.gate_range(
-            some.hidden, some.key, some.q_weight, some.k_weight, some.mask, plan.eps, plan.clamp
-        )
+        some = self.inputs  # a plan may open the gates of dead tokens: their sums cost as much as others'
+        allowed = bounds.gate_range(some.hidden, some.key, some.q_weight, some.k_weight, None, plan.eps, plan.clamp)
         self.slack = allowed.bound() + bounds.GATE_SLACK
         self.right = self.distances(plan)
 
