@@ -68,9 +68,14 @@ def talk(line: str) -> None:
 def run(say: Say | None = None) -> list[Step]:
     """All steps, in order; a command that cannot run raises its own error."""
     steps: list[Step] = []
-    with tempfile.TemporaryDirectory(prefix="engramctl-demo-") as folder:
-        for name in ("tiny", "real"):
-            steps += _Demo(Path(folder) / name, name, say).run()
+    try:
+        with tempfile.TemporaryDirectory(prefix="engramctl-demo-") as folder:
+            for name in ("tiny", "real"):
+                steps += _Demo(Path(folder) / name, name, say).run()
+    except BaseException as stop:
+        if not isinstance(stop, Exception):  # what a stopped command kept went with the folder
+            stop.args = ()
+        raise
     return steps
 
 

@@ -223,6 +223,31 @@ def test_show_lists_once_and_explains_both_pads(cli: Cli, container: Path) -> No
     assert any("pad_id (compressed" in line or "(compressed: what" in line for line in lines)
 
 
+def test_a_stopped_demo_proposes_nothing_that_went_with_its_folder(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(self: object) -> None:
+        raise KeyboardInterrupt("engramctl-demo-x/engram.gguf.partial is kept, and --resume goes on")
+
+    monkeypatch.setattr(demo._Demo, "run", stopped)
+    outcome = cli("demo", "--quiet")
+    assert (outcome.code, outcome.err) == (130, "engramctl: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("repak",), "did you mean engramctl repack?"),
+        (("zzzzz",), "engramctl --help"),
+        (("check", "fil"), "did you mean engramctl check file?"),
+        (("check", "zzzzz"), "engramctl check --help"),
+        (("repack", "--nope"), "engramctl repack --help"),
+    ],
+)
+def test_a_command_that_is_none_hints_at_one_that_is(
+    cli: Cli, tmp_path: Path, words: tuple[str, ...], hint: str
+) -> None:
+    assert cli.refused(tmp_path, *words).hint == hint
+
+
 def test_the_demo_ends_in_a_verdict(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [demo.Step("map tiny/a", "x", "y", "z", True), demo.Step("map tiny/b", "x", "y", "z", True)]
     monkeypatch.setattr(demo, "run", lambda say=None: steps)

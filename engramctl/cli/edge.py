@@ -54,7 +54,7 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     except EngramctlError as error:
         return _refuse(arguments, error.where, error.expected, error.found, error.hint)
     except UsageError as error:
-        return _refuse(arguments, *usage.parts(_command(arguments, " "), error.format_message(), arguments))
+        return _refuse(arguments, *_usage(app, error.format_message(), arguments))
     except (KeyboardInterrupt, typer.Abort) as stop:
         return _stopped("interrupted", INTERRUPTED, stop)
     except Terminated as stop:
@@ -70,6 +70,15 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     except Exception:
         traceback.print_exc()
         return UNKNOWN
+
+
+def _usage(app: typer.Typer, message: str, arguments: list[str]) -> tuple[str, str, str, str]:
+    def names(group: str) -> list[str]:
+        every = _built(app)
+        of = every.get_command(None, group) if group else every
+        return list(of.list_commands(None))
+
+    return usage.parts(_command(arguments, " "), message, arguments, names)
 
 
 @functools.cache  # a demo of 30 commands need not repeat it

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 Said = tuple[str | None, str, str]  # where (None: the command), expected, found
 
+A_COMMAND = "a command that --help lists"
 NOISE = re.compile(r"^(?:got |value error, )", re.IGNORECASE)
 NAME = r"'?(-{0,2}[^']+?)'?"
 FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Said]], ...] = (
     (re.compile(r"missing command"), lambda m: (None, "a command", "none")),
-    (re.compile(r"no such command '(.*?)'.*"), lambda m: (None, "a command that --help lists", m[1])),
+    (re.compile(r"no such command '(.*?)'.*"), lambda m: (None, A_COMMAND, m[1])),
     (re.compile(r"no such option:? '?(-[^\s']*)'?(.*)"), lambda m: (None, "an option that --help lists", m[1] + m[2])),
     (re.compile(rf"missing (?:argument|option|parameter) {NAME}"), lambda m: (None, m[1], "none")),
     (re.compile(rf"option {NAME} requires an argument"), lambda m: (m[1], "a value", "none")),
@@ -26,9 +28,16 @@ VALUES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], str], tuple[str, s
 )
 
 
-def parts(command: str, message: str, arguments: list[str]) -> tuple[str, str, str, str]:
-    """Where, expected, found and the way on."""
+def parts(
+    command: str, message: str, arguments: list[str], names: Callable[[str], Iterable[str]]
+) -> tuple[str, str, str, str]:
+    """Where, expected, found and the way on; `names` are those of a group's commands, "" being the whole tool."""
     where, expected, found = _said(_plain(message), arguments)
+    if expected == A_COMMAND:
+        group, _, word = command.rpartition(" ")
+        name = f"engramctl {group}".rstrip()
+        near = difflib.get_close_matches(word, names(group), 1)
+        return where or command, expected, found, f"did you mean {name} {near[0]}?" if near else f"{name} --help"
     name = "engramctl" if command == "engramctl" else f"engramctl {command}"
     return where or command, expected, found, f"{name} --help"
 
