@@ -57,7 +57,7 @@ MODULE_KEYS = {
     "projection": str, "bias": bool, "norm": str, "gate": str, "clamp": float, "kernel": int, "dilation": int,
     "conv_eps": float, "combine": str,
 }  # fmt: skip
-DIGEST_KEYS = {
+DIGEST_KEYS: dict[str, type] = {
     "token_map_u32": str, "token_map_i64": str, "moduli_i64": str, "offsets_i64": str, "multipliers_i64": str,
     "vocabulary_rows_u64": str, "tokenizer": str,
 }  # fmt: skip

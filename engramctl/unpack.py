@@ -36,6 +36,7 @@ from formats.gguf_split import read_model
 CHUNK_ROWS = 16384
 PIECE_ROWS = 16 << 20  # 4 GiB of rows are durable before the next are begun
 BEGUN = "unpack.journal"
+ONLY_UNFINISHED = "name another, or remove it: --resume and --force are for an unfinished output, DIR.partial"
 FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 
@@ -51,8 +52,11 @@ def write(
 
     What was interrupted stays as `.partial`, and goes on with `resume`; bad content leaves nothing behind.
     """
+    if not path.exists():
+        raise FormatError(path, None, "a container", "nothing there")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise EngramctlError(str(folder), "a new or empty folder", "files in it" if folder.is_dir() else "a file")
+        found = "files in it" if folder.is_dir() else "a file"
+        raise EngramctlError(str(folder), "a new or empty folder", found, ONLY_UNFINISHED)
     if not folder.parent.is_dir():
         raise FormatError(folder.parent, None, "a folder", "nothing there")
     partial = folder.with_name(folder.name + ".partial")

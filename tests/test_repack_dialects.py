@@ -315,3 +315,25 @@ def test_two_runs_never_write_one_output(cli: Cli, tiny: Path, tmp_path: Path) -
             words = ("repack", tiny, "--dialect", "split-i8", "-o", out, *more)
             assert cli.refused(tmp_path, *words).found == "one that writes it"
     cli.ok("repack", tiny, "--dialect", "split-i8", "-o", out, "--force")
+
+
+def test_an_unpack_that_is_stopped_or_finished_says_what_is_there(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model
+) -> None:
+    path, folder = files.make("ds4", tmp_path, model), tmp_path / "back"
+
+    def stopped(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unpack, "_write", stopped)
+        outcome = cli("unpack", path, "-o", folder, "--quiet")
+    assert outcome.code == 130
+    assert outcome.err == f"engramctl: interrupted; {folder}.partial is kept, and --resume goes on\n"
+    cli.ok("unpack", path, "-o", folder, "--resume")
+    for more in ((), ("--resume",), ("--force",)):
+        refusal = cli.refused(tmp_path, "unpack", path, "-o", folder, *more)
+        assert (refusal.where, refusal.found) == (str(folder), "files in it")
+        assert "for an unfinished output" in refusal.hint
+    refusal = cli.refused(tmp_path, "unpack", tmp_path / "none", "-o", tmp_path / "x")
+    assert (refusal.expected, refusal.found) == ("a container", "nothing there")

@@ -158,9 +158,11 @@ def unpack(
     from engramctl import report
     from engramctl import unpack as back
     from engramctl.cli import edge
+    from engramctl.cli.output import kept
     from engramctl.repair_values import of_name
 
-    with report.progress(file.stat().st_size if file.is_file() else 0, output.name, quiet or json) as advance:
+    size = file.stat().st_size if file.is_file() else 0
+    with report.progress(size, output.name, quiet or json) as advance, kept(output):
         made = back.write(file, output, of_name(profile), resume, force, advance)
     if json:
         report.as_json("unpack", True, {"output": str(output), **made})

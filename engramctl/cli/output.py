@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,17 @@ def refuse_both(json_wanted: bool, output: Path | None) -> None:
     """Standard output holds data or a report, not both."""
     if json_wanted and output == STDIN:
         raise EngramctlError("--json", "an output file beside it", "-o -, which is standard output too")
+
+
+@contextmanager
+def kept(output: Path | None) -> Iterator[None]:
+    """An interruption says what it leaves and how to go on."""
+    from engramctl.cli import edge
+
+    try:
+        yield
+    except (KeyboardInterrupt, edge.Terminated) as stop:
+        partial = None if output is None else output.with_name(output.name + ".partial")
+        if partial is not None and partial.exists():
+            stop.args = (f"{partial} is kept, and --resume goes on",)
+        raise

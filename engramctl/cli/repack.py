@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -94,6 +92,7 @@ def repack(
     from engramctl.checkpoint import open_checkpoint
     from engramctl.cli import edge
     from engramctl.cli.inputs import integers
+    from engramctl.cli.output import kept
     from engramctl.errors import EngramctlError
     from formats.dialects import DS4
 
@@ -111,7 +110,7 @@ def repack(
         others: dict[str, object] = {"--layers": layers, "--token-map": token_map, "--source-url": source_url}
         others |= {"--source-revision": source_revision, "--layer": layer, "--rows": rows}
         others |= {"--append-to": append_to, "--in-place": in_place, "--part": part, "--merge": merge}
-        with _kept(output):
+        with kept(output):
             if said := commands.convert(wish, others):
                 edge.say(said)
         return
@@ -148,7 +147,7 @@ def repack(
             kind = None if digest is None else digest.value
             options = convert.Options(some, resume, force, kind, break_lock, threads, advance, say)
             write = together.merge if merge else convert.run
-            with _kept(output):
+            with kept(output):
                 written = write(made, output, options)
     if written.already and not quiet:
         edge.say(f"{output.name} is finished already: nothing to do (check packing compares it)")
@@ -172,21 +171,6 @@ def repack(
             return
         of = f"layers {list(source.sizes.layers)}, token map of {source.token_map().origin}"
         edge.say(f"{output}: {made.layout.file_size:,} bytes, {of}")
-
-
-@contextmanager
-def _kept(output: Path | None) -> Iterator[None]:
-    """An interruption says what it leaves and how to go on."""
-    from engramctl import workspace
-    from engramctl.cli import edge
-
-    try:
-        yield
-    except (KeyboardInterrupt, edge.Terminated) as stop:
-        partial = None if output is None else workspace.partial_of(output)
-        if partial is not None and partial.exists():
-            stop.args = (f"{partial} is kept, and --resume goes on",)
-        raise
 
 
 def _slice(sizes: Sizes, layer: int | None, rows: str | None, part: str | None, merge: bool) -> Slice | None:

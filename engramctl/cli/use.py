@@ -64,7 +64,7 @@ OptionalProfile = Annotated[
 def hash_(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="Token ids (text, .npy, .jsonl); - is standard input."),
+        typer.Argument(metavar="FILE", help="Token ids (text, .npy, .jsonl); - is standard input."),
     ] = None,
     ids: Ids = None,
     ids_file: IdsFile = None,
