@@ -124,6 +124,12 @@ class Profile:
 
     unpublished: str = ""  # what a record without constants lacks; such a profile only tells
 
+    def needs_constants(self) -> None:
+        """Refuse a record without constants, with `EngramctlError`: it has nothing that a file could be held against.
+        """
+        if self.unpublished:
+            raise EngramctlError(f"profile {self.name}", "published constants", f"none: {self.unpublished}")
+
     @property
     def seed(self) -> int:
         """Of the multipliers' generator."""

@@ -12,6 +12,7 @@ Broken = tuple[str, str, str]  # where, expected, found
 
 def against_model(found: Sidecar, profile: Profile) -> Iterator[Broken]:
     """What its engine would refuse, or read wrong rows from."""
+    profile.needs_constants()
     ours = dict(zip(profile.sizes.layers, profile.sizes.rows, strict=True))
     for entry in found.facts.get("table_entries", []):
         layer, rows = entry["layer"], entry["rows"]
