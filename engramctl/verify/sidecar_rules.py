@@ -19,7 +19,7 @@ def against_model(found: Sidecar, profile: Profile) -> Iterator[Broken]:
         if layer in ours and rows != ours[layer]:  # its engine refuses any other number: a conversion with a limit
             yield f"table of layer {layer}", f"{ours[layer]} rows as {profile.title} has", f"{rows}"
     for layer in found.layers:
-        if found.facts.get("rows") != ours.get(layer):
+        if layer not in ours or found.facts.get("rows") != ours[layer]:
             continue
         number = profile.sizes.layers.index(layer)
         begins = {int(offset) for offset in profile.offsets[number]} | {ours[layer]}
