@@ -6,12 +6,15 @@ A user's own profile comes through here too: what is missing, unknown or odd is 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from engramctl import profile_fit
 from engramctl.config import LEAST, MOST
 from engramctl.errors import EngramctlError
+from engramctl.rules import HashRule
 from formats.disk import ReadFile
 from formats.errors import FormatError, shown
 
@@ -54,6 +57,10 @@ MODULE_KEYS = {
     "projection": str, "bias": bool, "norm": str, "gate": str, "clamp": float, "kernel": int, "dilation": int,
     "conv_eps": float, "combine": str,
 }  # fmt: skip
+DIGEST_KEYS: dict[str, type] = {
+    "token_map_u32": str, "token_map_i64": str, "moduli_i64": str, "offsets_i64": str, "multipliers_i64": str,
+    "vocabulary_rows_u64": str, "tokenizer": str,
+}  # fmt: skip
 KINDS = {str: "a word", int: "a whole number from 0", bool: "true or false", float: "a number from 0 up to 1"}
 
 
@@ -95,6 +102,8 @@ def check(facts: dict[str, Any], where: str) -> None:
     _sizes(facts["sizes"], f"{where} at sizes", told)
     _keys(facts["storage"], STORAGE_KEYS, f"{where} at storage", {"shards"})
     _keys(facts["module"], MODULE_KEYS, f"{where} at module")
+    _read_by_somebody(facts["rule"], [axis.name for axis in fields(HashRule)], f"{where} at rule")
+    _keys(facts.get("digests", {}), DIGEST_KEYS, f"{where} at digests", {*DIGEST_KEYS})
     _derivation(facts["derivation"], f"{where} at derivation")
     _names(facts, where)
     if "constants" in facts:
@@ -132,9 +141,7 @@ def _sizes(sizes: dict[str, Any], where: str, told: bool) -> None:
 
 
 def _keys(table: dict[str, Any], keys: dict[str, type], where: str, optional: set[str] | None = None) -> None:
-    for name in table:
-        if name not in keys and name != "source":
-            _refuse(where, name, f"one of {', '.join(keys)}", "a key nobody reads")
+    _read_by_somebody(table, keys, where)
     for name, kind in keys.items():
         value = table.get(name)
         if value is None and name in (optional or set()):
@@ -143,6 +150,12 @@ def _keys(table: dict[str, Any], keys: dict[str, type], where: str, optional: se
         small = {int: 1 << 16, float: 1.0}.get(kind)
         if not good or (small is not None and not 0 <= value < small):  # type: ignore[operator]
             _refuse(where, name, KINDS[kind], _found(table, name))
+
+
+def _read_by_somebody(table: dict[str, Any], keys: Collection[str], where: str) -> None:
+    for name in table:
+        if name not in keys and name != "source":
+            _refuse(where, name, f"one of {', '.join(keys)}", "a key nobody reads")
 
 
 def _derivation(how: dict[str, Any], where: str) -> None:

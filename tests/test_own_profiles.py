@@ -173,6 +173,9 @@ WRONG = [
     ('name = "mine"', 'name = ""', "name", "a text"),
     ('name = "mine"', 'name = "mi\\nne"', "name", "a text"),
     ("[sources]", "[sources]\n[variants]\nx = 5", "variants.x", "a table with a title"),
+    ("sticky = true", "sticky = true\nfiler = \"pad\"", "rule.filer", "one of id_space"),
+    ("[sources]", "[sources]\n[digests]\ntoken_map = \"00\"", "digests.token_map", "one of token_map_u32"),
+    ("[sources]", "[sources]\n[digests]\ntoken_map_u32 = 5", "digests.token_map_u32", "a word"),
     ("[sources]", "[sources]\n[token_map]\nof = 5", "token_map", "a table"),
     ("[sources]", "[sources]\n[token_map]\nreplaced = { 7 = 70 }", "token_map.replaced", "token ids below 50"),
 ]  # fmt: skip
