@@ -125,8 +125,7 @@ class Profile:
     unpublished: str = ""  # what a record without constants lacks; such a profile only tells
 
     def needs_constants(self) -> None:
-        """Refuse a record without constants, with `EngramctlError`: it has nothing that a file could be held against.
-        """
+        """Refuse a record without constants, by `EngramctlError`: no file can be held against it."""
         if self.unpublished:
             raise EngramctlError(f"profile {self.name}", "published constants", f"none: {self.unpublished}")
 
