@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile, Sizes
 from formats import strict_json
 from formats.errors import FormatError
@@ -43,7 +44,13 @@ def text_part(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def read_sizes(config: dict[str, Any], profile: Profile, path: str) -> Sizes:
-    """Sizes as the config states them; a missing, odd or contradictory one raises `FormatError` naming the key."""
+    """Sizes as the config states them; a missing, odd or contradictory one raises `FormatError` naming the key.
+
+    A profile that does not say under which keys they stand raises `EngramctlError`.
+    """
+    profile.needs_constants()
+    if not profile.config_keys:
+        raise EngramctlError(f"profile {profile.name}", f"[config_keys], to read {path} by", "none")
     part = text_part(config, path)
     found: dict[str, Any] = {}
     for size, spellings in profile.config_keys.items():

@@ -35,6 +35,7 @@ def of_container(header: GgufHeader, dialect: Dialect, stored: Constants, profil
     if len(layers) > configs.MOST["layers"]:
         return None
     rows = rows_of(header, dialect, stored, layers)
+    profile.needs_constants()
     ours = dict(zip(profile.sizes.layers, profile.sizes.rows, strict=True))
     if layers and all(rows.get(layer) in (None, ours.get(layer, -1)) for layer in layers):
         return profile.sizes

@@ -194,8 +194,7 @@ def derive(sizes: Sizes, token_map: NDArray[np.uint32], seed: int = 0) -> HashPa
 
 def published(profile: Profile, token_map: NDArray[np.uint32] | None = None) -> HashParams:
     """The profile's published constants (the main entry for `hash` without a file), checked."""
-    if profile.unpublished:
-        raise EngramctlError(f"profile {profile.name}", "published constants", f"none: {profile.unpublished}")
+    profile.needs_constants()
     sizes, token_map = profile.sizes, profile.token_map() if token_map is None else token_map
     constants = (profile.multipliers, profile.moduli, profile.offsets)
     return with_rule(

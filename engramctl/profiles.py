@@ -124,6 +124,11 @@ class Profile:
 
     unpublished: str = ""  # what a record without constants lacks; such a profile only tells
 
+    def needs_constants(self) -> None:
+        """Refuse a record without constants, by `EngramctlError`: no file can be held against it."""
+        if self.unpublished:
+            raise EngramctlError(f"profile {self.name}", "published constants", f"none: {self.unpublished}")
+
     @property
     def seed(self) -> int:
         """Of the multipliers' generator."""

@@ -183,9 +183,9 @@ def test_a_packed_file_is_compared_where_its_manifest_says_that_it_holds_rows(
     assert "2825" in cli.refused(tmp_path, "lookup", path, "--rows", "0").expected
 
 
-def sidecar(path: Path, rows: int, size: int) -> Path:
+def sidecar(path: Path, rows: int, size: int, layer: int = 1) -> Path:
     head = struct.pack("<8s6I", b"DS4ENG4B", 1, 1, 256, 128, 132, 4096) + struct.pack("<16f", *np.arange(16.0))
-    head += struct.pack("<IIQQQ", 1, rows, 4096, 7946240, 0)
+    head += struct.pack("<IIQQQ", layer, rows, 4096, 7946240, 0)
     path.write_bytes(head.ljust(4096, b"\0") + bytes(size))
     return path
 
@@ -199,6 +199,8 @@ def test_a_4_bit_sidecars_header_is_read_and_its_rows_are_refused_with_the_reaso
     cut = sidecar(tmp_path / "cut.engram4", 11, 1320)
     assert cli("check", "file", cut).code == 1
     assert cli.ok("show", cut, "--json").json["wrong"][0]["where"] == "table of layer 1"
+    other = sidecar(tmp_path / "other.engram4", 10, 1320, layer=5)  # a layer that the model has no table in
+    assert cli("check", "file", other).code == 0
 
 
 def shapes_of_rows() -> dict[str, np.ndarray]:

@@ -371,3 +371,15 @@ def test_norms_that_no_bf16_weight_gives_do_not_go_back(cli: Cli, made: dict[str
     out.write_bytes(data)
     refusal = cli.refused(tmp_path, "repack", out, "-o", tmp_path / "back", "--dialect", "hf")
     assert refusal.found == "1 of 192 that no BF16 weight gives"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_a_header_of_nothing_but_the_architecture_is_described(cli: Cli, tmp_path: Path, dialect: PleDialect) -> None:
+    writer = gguf.GGUFWriter(path := tmp_path / "x.gguf", dialect.architecture)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    report = cli.ok("show", path, "--json").json
+    assert (report["architecture"], report["dialect"], report["nearest"]) == (dialect.architecture, None, None)
+    assert any(where.startswith("key ") for where in report["missing"])
+    assert cli("check", "file", path).code == 1

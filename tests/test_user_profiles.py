@@ -13,6 +13,7 @@ from formats.errors import FormatError
 
 DATA = Path(profiles.__file__).parent / "data"
 NAMES = sorted(path.stem for path in DATA.glob("*.toml"))
+Words = tuple[str, ...]
 
 
 def own(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
@@ -170,3 +171,17 @@ def test_ones_own_variants_are_taken_by_name(cli: Cli, tmp_path: Path) -> None:
     assert cli.ok(*words, "--profile", f"{mine}:eos-ignored").out == want
     assert cli.ok(*words, "--profile", mine).out != want
     assert "eos-zeroed" in cli.refused(tmp_path, *words, "--profile", f"{mine}:nope").expected
+
+
+@pytest.mark.parametrize("command", [("show",), ("check", "file"), ("check", "params")])
+def test_a_profile_that_cannot_read_a_config_says_so(cli: Cli, tmp_path: Path, container: Path, command: Words) -> None:
+    """A record without constants, and an own profile without the keys' spellings."""
+    refusal = cli.refused(tmp_path, *command, container, "--profile", "engram-27b")
+    assert refusal.where == "profile engram-27b"
+    assert refusal.found.startswith("none: no weights")
+    text = (DATA / "deepseek-v4.1-flash.toml").read_text()
+    start = text.index("[config_keys]")
+    mine = tmp_path / "my.toml"
+    mine.write_text(text[:start] + text[text.index("\n[", start) + 1 :])
+    refusal = cli.refused(tmp_path, *command, container, "--profile", mine)
+    assert "[config_keys]" in refusal.expected

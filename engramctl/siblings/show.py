@@ -133,8 +133,8 @@ def describe_container(path: Path, profile_name: str | None, header: GgufHeader)
     from formats.ple_gguf import DIALECTS
 
     dialect = container.dialect_of(header)
-    named = dialect or next(each for each in DIALECTS if each.architecture == named(header))
-    broken = loader.reasons(header, named)
+    meant = dialect or next(each for each in DIALECTS if each.architecture == named(header))
+    broken = loader.reasons(header, meant)
     missing = [where for where, _, seen in broken if seen in ("no such key", "none")]
     wrong = [{"where": w, "expected": e, "found": f} for w, e, f in broken if f not in ("no such key", "none")]
     problem, sizes, profile = None, None, profiles.load(profile_name or siblings.PLE_PROFILE)
@@ -147,21 +147,21 @@ def describe_container(path: Path, profile_name: str | None, header: GgufHeader)
     return {
         "path": str(path),
         "kind": "container",
-        "dialect": named.name if not broken and dialect else None,
-        "nearest": named.name if dialect else None,
+        "dialect": meant.name if not broken and dialect else None,
+        "nearest": meant.name if dialect else None,
         "missing": missing,
         "wrong": wrong,
-        "architecture": named.architecture,
+        "architecture": meant.architecture,
         "version": header.version,
         "alignment": header.alignment,
         "file_bytes": header.file_size,
         "tensors": [
             {"name": t.name, "type": container.type_of(t), "shape": list(t.shape), "start": t.start, "bytes": t.size}
             for t in header.tensors
-            if "ple_" in t.name or t.name == named.tensors["table"]
+            if "ple_" in t.name or t.name == meant.tensors["table"]
         ],
         "constants": _key_constants(header),
-        "loaders": {loader.LOADERS[named.name]: loader.verdict(header, named, broken)},
+        "loaders": {loader.LOADERS[meant.name]: loader.verdict(header, meant, broken)},
         "config_problem": problem,
         "profile": profile.name,
         "sizes": None if sizes is None else vars(sizes),

@@ -12,13 +12,14 @@ Broken = tuple[str, str, str]  # where, expected, found
 
 def against_model(found: Sidecar, profile: Profile) -> Iterator[Broken]:
     """What its engine would refuse, or read wrong rows from."""
+    profile.needs_constants()
     ours = dict(zip(profile.sizes.layers, profile.sizes.rows, strict=True))
     for entry in found.facts.get("table_entries", []):
         layer, rows = entry["layer"], entry["rows"]
         if layer in ours and rows != ours[layer]:  # its engine refuses any other number: a conversion with a limit
             yield f"table of layer {layer}", f"{ours[layer]} rows as {profile.title} has", f"{rows}"
     for layer in found.layers:
-        if found.facts.get("rows") != ours.get(layer):
+        if layer not in ours or found.facts.get("rows") != ours[layer]:
             continue
         number = profile.sizes.layers.index(layer)
         begins = {int(offset) for offset in profile.offsets[number]} | {ours[layer]}
