@@ -10,6 +10,7 @@ from engramctl.errors import EngramctlError
 from formats import npy
 from formats.disk import ReadFile
 from formats.gguf_write import MAGIC as GGUF_MAGIC
+from formats.safetensors_raw import LENGTH_BYTES
 
 HEAD = 1 << 16
 GGUF = "a GGUF container"
@@ -31,6 +32,8 @@ def name(path: Path) -> str | None:
         return None
     with ReadFile.open(path) as file:
         size, head = file.size, file.read(0, min(file.size, HEAD), "data")
+    if not head:
+        return "an empty file"
     for sign, kind in SIGNS:
         if head.startswith(sign):
             return kind
@@ -51,6 +54,15 @@ def refuse_other(path: Path, expected: str, allowed: tuple[str, ...] = ()) -> No
     if kind is not None and kind not in allowed:
         hint = "repack --resume finishes it" if kind == UNFINISHED else None
         raise EngramctlError(str(path), expected, kind, hint)
+
+
+def refuse_unknown(path: Path, expected: str) -> None:
+    """As `refuse_other`, and so is a file that begins like nothing that is known here."""
+    refuse_other(path, expected)
+    if path.is_file():
+        with ReadFile.open(path) as file:
+            if file.size > LENGTH_BYTES and file.read(LENGTH_BYTES, 1, "data") != b"{":
+                raise EngramctlError(str(path), expected, "data of no kind that is known here")
 
 
 def unfinished(path: Path) -> str | None:

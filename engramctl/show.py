@@ -49,7 +49,7 @@ def describe(path: Path, profile_name: str | None = None, header: GgufHeader | N
         return show_files.sidecar(found, profile)
     if maps.looks_like_one(path):
         return show_files.map_file(path, profile)
-    kinds.refuse_other(path, kinds.SOURCES)
+    kinds.refuse_unknown(path, kinds.SOURCES)
     return _checkpoint(path, profile)
 
 

@@ -9,7 +9,8 @@ from engramctl.show import LISTED
 
 def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people: names and values."""
-    pairs = [(found["kind"], found["path"]), ("dialect", found["dialect"] or f"none; nearest is {found['nearest']}")]
+    nearest = f"none; nearest is {found['nearest']}" if found["nearest"] else "none"
+    pairs = [(found["kind"], found["path"]), ("dialect", found["dialect"] or nearest)]
     if found.get("sure"):
         pairs.append(("sure", found["sure"]))
     if found.get("unfinished"):
@@ -23,9 +24,8 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     for name, loader in found["loaders"].items():
         total = loader.get("why_total", len(loader["why"]))
         whys = [f"{why['where']}: expected {why['expected']}, found {why['found']}" for why in loader["why"]]
-        if len(found["loaders"]) > 1 and name != (
-            found["dialect"] or found["nearest"]
-        ):  # another dialect's loader: one reason is enough
+        another = len(found["loaders"]) > 1 and name != (found["dialect"] or found["nearest"])
+        if another:  # one reason is enough
             whys = [f"{whys[0]} (and {total - 1} more)" if len(whys) > 1 else whys[0]] if whys else []
         elif total > len(whys):
             whys.append(f"and {total - len(whys)} more")
@@ -36,14 +36,15 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         size = f"{found['file_bytes']:,} bytes"
         pairs.append(("format", f"GGUF version {found['version']}, alignment {found['alignment']}, {size}"))
     if found["sizes"]:
-        sizes = (f"{name}{_meaning(name)} {_listed(value)}" for name, value in found["sizes"].items())
+        known = {name: value for name, value in found["sizes"].items() if value is not None}
+        sizes = (f"{name}{_meaning(name)} {_listed(value)}" for name, value in known.items())
         pairs.append(("sizes", ", ".join(sizes)))
     pairs += [
         ("differs", f"{name}: {_listed(d['here'])}, profile {found['profile']} has {_listed(d['profile'])}")
         for name, d in found["differs_from_profile"].items()
     ]
     pairs += [("fact", f"{name}: {value}") for name, value in found.get("facts", {}).items()]
-    pairs.append(("token map", ", ".join(f"{value}" for value in found["token_map"].values())))
+    pairs += _token_map(found["token_map"])
     stored = found["constants"].items()
     pairs += [("constant", f"{name}: {c['type']} {_short(c)}{_meaning(name)}") for name, c in stored]
     pairs += [
@@ -55,6 +56,14 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         for t in found["tensors"]
     ]
     return pairs
+
+
+def _token_map(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the map is from, and its counts and digest where they were looked at."""
+    if "summary" in found:
+        return [("token map", f"{found['origin']}, {found['summary']}")]
+    said = [f"{value}" for value in found.values() if value is not None]
+    return [("token map", ", ".join(said))] if said else []
 
 
 def _listed(value: object) -> object:
