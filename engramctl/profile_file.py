@@ -21,7 +21,10 @@ from formats.disk import ReadFile
 from formats.errors import FormatError, shown
 
 SUFFIX = ".toml"
-MOST_BYTES = 4 << 20
+MOST_BYTES = 1 << 18  # 64 layers of 16 columns, each with 5 multipliers, take half of it
+# tomllib takes time and memory in the square of a key's parts and of a decimal number's digits
+MOST_DOTS, MOST_DIGITS = 64, 64  # in a line; the shipped ones have 8 dots
+LONG_NUMBER = re.compile(rf"(?:[0-9]_?){{{MOST_DIGITS + 1}}}|0x(?:[0-9A-Fa-f]_?){{{MOST_DIGITS + 1}}}")
 U64 = 2**64
 MOST_LEVELS = 8  # of tables and lists in each other: the shipped ones have 5
 MOST_LAYER = 4096
@@ -76,10 +79,16 @@ def read(path: Path) -> dict[str, Any]:
             raise FormatError(path, None, f"a profile of at most {MOST_BYTES} bytes", f"{file.size}")
         data = file.read(0, file.size, "the profile")
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        for number, line in enumerate(text.split("\n"), 1):
+            if (dots := line.count(".")) > MOST_DOTS:
+                raise FormatError(path, f"line {number}", f"at most {MOST_DOTS} dots", f"{dots}")
+            if LONG_NUMBER.search(line):
+                raise FormatError(path, f"line {number}", f"numbers of at most {MOST_DIGITS} digits", "more")
+        return tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise FormatError(path, error.start, "UTF-8 text", f"byte {data[error.start]:#04x}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(path, None, "TOML", shown(str(error))) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,7 @@ BROKEN = [
     (('config = "ple"', 'config = "ple"\nunpublished = 3'), "unpublished", "a text"),
     (('config = "ple"', 'config = "ple"\nshards = 3'), "shards", "a table"),
     (('config = "ple"', 'config = "ple"\ntoken_map = 3'), "token_map", "a table"),
-    (("[images]", f"[token_map.replaced]\n{'9' * 5000} = 3\n[images]"), "token_map.replaced", "token ids below"),
+    (("[images]", f"[token_map.replaced]\n{'9' * 60} = 3\n[images]"), "token_map.replaced", "token ids below"),
 ]  # fmt: skip
 
 
@@ -200,3 +201,29 @@ def test_a_profile_that_cannot_read_a_config_says_so(cli: Cli, tmp_path: Path, c
     mine.write_text(text[:start] + text[text.index("\n[", start) + 1 :])
     refusal = cli.refused(tmp_path, *command, container, "--profile", mine)
     assert "[config_keys]" in refusal.expected
+
+
+BOMBS = {
+    "a key of many parts": ("\n\nx" + ".a" * 20_000 + " = 1", "line 3", "at most 64 dots"),
+    "a table's name of many parts": ("[x" + " . a" * 20_000 + "]", "line 1", "at most 64 dots"),
+    "quoted parts": ('x."\\""' + ".'a'" * 20_000 + " = 1", "line 1", "at most 64 dots"),
+    "digits": ("x = " + "9" * 5000, "line 1", "numbers of at most 64 digits"),
+    "digits apart": ("x = 1" + "_1" * 5000, "line 1", "numbers of at most 64 digits"),
+    "an exponent": ("x = 1e" + "9" * 5000, "line 1", "numbers of at most 64 digits"),
+    "hex digits": ("x = 0x" + "f" * 5000, "line 1", "numbers of at most 64 digits"),
+    "an odd date": ("x = 0000-00-00", None, "TOML"),
+    "lists in lists": ("x = " + "[" * 100_000, None, "TOML"),
+    "bytes": ("#" * (256 << 10) + "\n", None, "a profile of at most 262144 bytes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_file_that_would_keep_the_reader_busy_is_refused_at_once(cli: Cli, tmp_path: Path, name: str) -> None:
+    text, line, expected = BOMBS[name]
+    path = tmp_path / "my.toml"
+    path.write_text(text)
+    began = time.process_time()
+    refusal = cli.refused(tmp_path, "profiles", path)
+    assert refusal.where == (str(path) if line is None else f"{path} at {line}")
+    assert refusal.expected == expected
+    assert time.process_time() - began < 5  # tens of seconds and a GB without the limits
