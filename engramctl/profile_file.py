@@ -5,6 +5,8 @@ A user's own profile comes through here too: what is missing, unknown or odd is 
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from collections.abc import Collection
 from dataclasses import fields
@@ -19,8 +21,12 @@ from formats.disk import ReadFile
 from formats.errors import FormatError, shown
 
 SUFFIX = ".toml"
-MOST_BYTES = 4 << 20
+MOST_BYTES = 1 << 18  # 64 layers of 16 columns, each with 5 multipliers, take half of it
+# tomllib takes time and memory in the square of a key's parts and of a decimal number's digits
+MOST_DOTS, MOST_DIGITS = 64, 64  # in a line; the shipped ones have 8 dots
+LONG_NUMBER = re.compile(rf"(?:[0-9]_?){{{MOST_DIGITS + 1}}}|0x(?:[0-9A-Fa-f]_?){{{MOST_DIGITS + 1}}}")
 U64 = 2**64
+MOST_LEVELS = 8  # of tables and lists in each other: the shipped ones have 5
 MOST_LAYER = 4096
 
 NUMBERS = ("size", "heads", "width", "base", "vocabulary", "compressed", "pad_token_id", "hidden", "streams")
@@ -61,6 +67,8 @@ DIGEST_KEYS: dict[str, type] = {
     "token_map_u32": str, "token_map_i64": str, "moduli_i64": str, "offsets_i64": str, "multipliers_i64": str,
     "vocabulary_rows_u64": str, "tokenizer": str,
 }  # fmt: skip
+SHARD_DIGESTS = ("header_sha256", "file_sha256")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 KINDS = {str: "a word", int: "a whole number from 0", bool: "true or false", float: "a number from 0 up to 1"}
 
 
@@ -71,10 +79,16 @@ def read(path: Path) -> dict[str, Any]:
             raise FormatError(path, None, f"a profile of at most {MOST_BYTES} bytes", f"{file.size}")
         data = file.read(0, file.size, "the profile")
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        for number, line in enumerate(text.split("\n"), 1):
+            if (dots := line.count(".")) > MOST_DOTS:
+                raise FormatError(path, f"line {number}", f"at most {MOST_DOTS} dots", f"{dots}")
+            if LONG_NUMBER.search(line):
+                raise FormatError(path, f"line {number}", f"numbers of at most {MOST_DIGITS} digits", "more")
+        return tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise FormatError(path, error.start, "UTF-8 text", f"byte {data[error.start]:#04x}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(path, None, "TOML", shown(str(error))) from None
 
 
@@ -83,19 +97,25 @@ def check(facts: dict[str, Any], where: str) -> None:
     for name in facts:
         if name not in TABLES | MORE_TABLES:
             _refuse(where, name, f"one of the tables {', '.join(sorted(TABLES | MORE_TABLES))}", "a table nobody reads")
-    told = isinstance(facts.get("unpublished"), str)
+    _values(facts, where, 0)
+    told = "unpublished" in facts
+    if told and not _is_text(facts["unpublished"]):
+        _refuse(where, "unpublished", "a text", _found(facts, "unpublished"))
     for name in sorted(TABLES - ({"constants"} if told else set())):
         kind = str if name in ("name", "title") else dict
         if not (_is_text(facts.get(name)) if kind is str else isinstance(facts.get(name), dict)):
             _refuse(where, name, "a text" if kind is str else "a table", _found(facts, name))
     if facts.get("config", "plain") not in CONFIGS:
         _refuse(where, "config", f"one of {', '.join(CONFIGS)}", _found(facts, "config"))
-    for name in ("config_keys", "digests", "images", "variants"):
+    for name in ("config_keys", "constants", "digests", "images", "shards", "token_map", "variants"):
         if not isinstance(facts.get(name, {}), dict):
             _refuse(where, name, "a table", _found(facts, name))
     for name, variant in facts.get("variants", {}).items():
         if not (isinstance(variant, dict) and _is_text(variant.get("title"))):
             _refuse(where, f"variants.{name}", "a table with a title", f"{variant!r:.60}")
+        for table, laid in variant.items():
+            if isinstance(laid, dict) and not isinstance(facts.get(table, {}), dict):
+                _refuse(where, f"variants.{name}.{table}", "what lies over a table", "a table")
     types = facts.get("model_types", [])
     if not isinstance(types, list) or not all(map(_is_text, types)):
         _refuse(where, "model_types", "a list of texts", _found(facts, "model_types"))
@@ -104,6 +124,7 @@ def check(facts: dict[str, Any], where: str) -> None:
     _keys(facts["module"], MODULE_KEYS, f"{where} at module")
     _read_by_somebody(facts["rule"], [axis.name for axis in fields(HashRule)], f"{where} at rule")
     _keys(facts.get("digests", {}), DIGEST_KEYS, f"{where} at digests", {*DIGEST_KEYS})
+    _texts(facts, where)
     _derivation(facts["derivation"], f"{where} at derivation")
     _names(facts, where)
     if "constants" in facts:
@@ -113,6 +134,45 @@ def check(facts: dict[str, Any], where: str) -> None:
     _combinations(facts, where)
     if not told:
         profile_fit.check(facts, where)
+
+
+def _values(value: object, where: str, level: int) -> None:
+    """Whatever nobody reads is still printed as JSON, which has no dates, no nan and no numbers without end."""
+    if isinstance(value, (dict, list)):
+        if level > MOST_LEVELS:
+            raise EngramctlError(where, f"at most {MOST_LEVELS} tables and lists in each other", "more")
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _values(item, f"{where}.{name}" if level else f"{where} at {name}", level + 1)
+    elif isinstance(value, int):
+        if not -U64 < value < U64:
+            raise EngramctlError(where, "a number of at most 64 bits", "a larger one")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise EngramctlError(where, "a finite number", f"{value}")
+    elif not isinstance(value, str):
+        raise EngramctlError(where, "a text, a number, true or false", f"{value}")
+
+
+def _texts(facts: dict[str, Any], where: str) -> None:
+    """Where each table is from, and the digests of files."""
+    for table in (each for each in facts if isinstance(facts[each], dict) and "source" in facts[each]):
+        if not _is_text(facts[table]["source"]):
+            _refuse(where, f"{table}.source", "a text", _found(facts[table], "source"))
+    for name in facts["sources"]:
+        if not _is_text(facts["sources"][name]):
+            _refuse(where, f"sources.{name}", "a text", _found(facts["sources"], name))
+    for name, digest in facts.get("digests", {}).items():
+        if name != "source" and not _is_digest(digest):
+            _refuse(where, f"digests.{name}", "64 hex digits", f"{digest!r:.80}")
+    for name, shard in facts.get("shards", {}).items():
+        good = isinstance(shard, dict) and set(shard) == {"file", "bytes", *SHARD_DIGESTS}
+        good = good and _is_text(shard["file"]) and type(shard["bytes"]) is int
+        if name != "source" and not (good and all(_is_digest(shard[each]) for each in SHARD_DIGESTS)):
+            _refuse(where, f"shards.{name}", f"a table of file, bytes, {', '.join(SHARD_DIGESTS)}", f"{shard!r:.60}")
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and SHA256.fullmatch(value) is not None
 
 
 def _sizes(sizes: dict[str, Any], where: str, told: bool) -> None:

@@ -68,8 +68,8 @@ def _ids(facts: Facts, refuse: Refuse) -> None:
     if not isinstance(of_map, dict) or not isinstance(of_map.get("of", ""), str):
         refuse("token_map", "a table with the shipped map's name in `of`", of_map)
     replaced = of_map.get("replaced", {})
-    ids = [*replaced, *replaced.values()] if isinstance(replaced, dict) else [None]
-    if not all(str(x).isdecimal() and int(str(x)) < vocabulary for x in ids):
+    known = isinstance(replaced, dict) and all(name.isdecimal() and len(name) < 20 for name in replaced)
+    if not known or not all(type(x) is int and 0 <= x < vocabulary for x in [*map(int, replaced), *replaced.values()]):
         refuse("token_map.replaced", f"token ids below {vocabulary}, each for another", replaced)
 
 

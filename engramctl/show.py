@@ -42,7 +42,7 @@ def describe(path: Path, profile_name: str | None = None, header: GgufHeader | N
     if path.is_dir() or path.suffix == ".safetensors":
         return _checkpoint(path, profile)
     if is_container(path):
-        return _container(path, profile, read_model(path, strict=False) if header is None else header)
+        return _container(path, profile, read_model(path, strict=False, any_text=True) if header is None else header)
     show_files.refuse_part(path)
     found = sidecars.recognise(path)
     if found is not None:
@@ -123,7 +123,10 @@ def _container(path: Path, profile: Profile, header: GgufHeader) -> dict[str, An
         "sure": seen.sure,
         "written_by": None if nearest is None else nearest.title,
         "missing": list(seen.missing),
-        "wrong": [{"where": where, "expected": want, "found": found} for where, want, found in seen.wrong],
+        "wrong": [
+            {"where": where, "expected": want, "found": found}
+            for where, want, found in (*header.text_errors, *seen.wrong)
+        ],
         "notes": [*seen.notes, *_tail_notes(header), *_repair_note(path)],
         "architecture": _scalar(header, "general.architecture"),
         "version": header.version,

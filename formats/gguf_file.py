@@ -107,6 +107,7 @@ class GgufHeader:
     header_end: int  # where the tensor infos end
     data_start: int  # the next aligned byte
     shards: tuple[GgufHeader, ...] = ()  # headers of all files of a split model, this one's among them (gguf_split.py)
+    text_errors: tuple[tuple[str, str, str], ...] = ()  # (where, expected, found) of texts that are not UTF-8
     split_errors: tuple[tuple[str, str, str], ...] = ()  # (where, expected, found) of files that are not as they should
 
     @property
@@ -150,18 +151,18 @@ class GgufHeader:
         return errors
 
 
-def read_header(path: str | PathLike[str], strict: bool = True) -> GgufHeader:
-    """The header of a GGUF; `strict` refuses the first span error as well."""
+def read_header(path: str | PathLike[str], strict: bool = True, any_text: bool = False) -> GgufHeader:
+    """The header of a GGUF; `strict` refuses the first span error as well, `any_text` no value for its text."""
     with ReadFile.open(path) as file:
-        header = _read(file)
+        header = _read(file, any_text)
     if strict:
         for name, expected, found in header.span_errors():
             raise FormatError(path, f"tensor {shown(name)}", expected, found)
     return header
 
 
-def _read(file: ReadFile) -> GgufHeader:
-    scan = Scan(file)
+def _read(file: ReadFile, any_text: bool) -> GgufHeader:
+    scan = Scan(file, any_text)
     magic = scan.take(len(MAGIC), "magic")
     if magic != MAGIC:
         raise FormatError(file.path, 0, '"GGUF"', repr(magic))
@@ -190,7 +191,10 @@ def _read(file: ReadFile) -> GgufHeader:
         TensorInfo(name, kind, shape, offset, data_start + offset, tensor_bytes(kind, shape))
         for name, (kind, shape, offset) in infos.items()
     )
-    return GgufHeader(file.path, version, file.size, alignment, keys, tensors, scan.position, data_start)
+    odd = tuple((f"key {what}", *error) for what, error in scan.text_errors.items())
+    return GgufHeader(
+        file.path, version, file.size, alignment, keys, tensors, scan.position, data_start, text_errors=odd
+    )
 
 
 def _version(scan: Scan) -> int:

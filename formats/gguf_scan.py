@@ -21,7 +21,10 @@ WINDOW = 1 << 20  # bytes read at a time
 class Scan:
     """A window of the file and a place in it."""
 
-    def __init__(self, file: ReadFile) -> None:
+    def __init__(self, file: ReadFile, any_text: bool = False) -> None:
+        """`any_text` notes values that are not UTF-8 in `text_errors`, and reads their odd bytes as \\xNN."""
+        self.text_errors: dict[str, tuple[str, str]] = {}  # (expected, found), by what it is in
+        self._any_text = any_text
         self.path, self._file = file.path, file
         self._end = min(file.size, HEADER_LIMIT)
         self._window, self._base, self._at = b"", 0, 0  # the window starts at _base; the next byte is _window[_at]
@@ -90,7 +93,14 @@ class Scan:
         return self._decode(self.take(length, what), what)
 
     def text(self, what: str) -> str:
-        return self._decode(self.take(self.long(f"the length of {what}"), what), what)
+        raw = self.take(self.long(f"the length of {what}"), what)
+        try:
+            return self._decode(raw, what)
+        except FormatError as error:
+            if not self._any_text:
+                raise
+            self.text_errors.setdefault(what, ("UTF-8", f"{error.found} at byte {error.at}"))
+            return raw.decode(errors="backslashreplace")
 
     def texts(self, count: int, what: str) -> list[str]:
         """`count` strings; those that lie whole in the window are taken without a call each."""

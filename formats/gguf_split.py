@@ -20,12 +20,13 @@ MOST = 4096  # files of one model that are looked for
 NAMED = 6
 
 
-def read_model(path: str | PathLike[str], strict: bool = True) -> GgufHeader:
+def read_model(path: str | PathLike[str], strict: bool = True, any_text: bool = False) -> GgufHeader:
     """A GGUF's header; of a split one with the keys of its first file and the tensors of all that are beside it.
 
     `strict` refuses the first span error, and a file of the model whose header does not parse.
+    `any_text` is for showing alone: values that are not UTF-8 are in `text_errors`, their odd bytes as \\xNN.
     """
-    own = read_header(path, strict)
+    own = read_header(path, strict, any_text)
     number, count = position(own)
     if count < 2:
         return own
@@ -38,7 +39,7 @@ def read_model(path: str | PathLike[str], strict: bool = True) -> GgufHeader:
             absent.append(place.name)
             continue
         try:
-            shards.append(read_header(place, strict))
+            shards.append(read_header(place, strict, any_text))
         except FormatError as error:
             if strict:
                 raise
@@ -55,7 +56,15 @@ def read_model(path: str | PathLike[str], strict: bool = True) -> GgufHeader:
                 errors.append((f"tensor {shown(tensor.name)}", "each tensor once", f"again in {shard.path.name}"))
             else:
                 tensors[tensor.name] = replace(tensor, shard=shard.path)
-    return replace(own, keys=keys, tensors=tuple(tensors.values()), shards=tuple(shards), split_errors=tuple(errors))
+    odd = tuple(error for shard in shards for error in shard.text_errors)
+    return replace(
+        own,
+        keys=keys,
+        tensors=tuple(tensors.values()),
+        shards=tuple(shards),
+        text_errors=odd,
+        split_errors=tuple(errors),
+    )
 
 
 def position(header: GgufHeader) -> tuple[int, int]:

@@ -138,3 +138,14 @@ def test_a_closed_source_gives_no_rows(container: Path) -> None:
         table = source.table(1)
     with pytest.raises(OSError, match="Bad file descriptor"):
         table.read(np.array([1]))
+
+
+def test_row_numbers_without_an_end_are_refused(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    refusal = cli.refused(tmp_path, "lookup", tiny, "--layer", "1", "--rows-file", "/dev/zero")
+    assert (refusal.where, refusal.expected) == ("/dev/zero", "at most 16777216 bytes")
+    with (tmp_path / "long.npy").open("wb") as file:
+        file.truncate(16_777_216 * 40 + 1)  # a hole
+    refusal = cli.refused(tmp_path, "lookup", tiny, "--layer", "1", "--rows-file", tmp_path / "long.npy")
+    assert refusal.expected == "at most 671088640 bytes"
+    for words in (("--ids-file", "/dev/zero"), ("--ids", "1", "--mask-file", "/dev/zero")):
+        assert cli.refused(tmp_path, "hash", "--profile", "blt", *words).expected == "at most 16777216 bytes"

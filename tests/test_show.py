@@ -342,3 +342,28 @@ def test_what_is_neither_is_refused(cli: Cli, tmp_path: Path) -> None:
     for name in ("x.txt", "y"):
         assert cli.refused_twice(tmp_path, "show", tmp_path / name).where.startswith(str(tmp_path / name))
     assert len(cli.ok("show", tmp_path / "z.safetensors", "--json").json["missing"]) == 12
+
+
+@pytest.mark.parametrize("architecture", ["deepseek41", "qwen4exp"])
+def test_a_text_that_is_not_utf_8_is_described_and_otherwise_refused(
+    cli: Cli, tmp_path: Path, architecture: str
+) -> None:
+    writer = gguf.GGUFWriter(path := tmp_path / "x.gguf", architecture)
+    writer.add_string("odd", "caf?")
+    writer.add_array("list", ["fine", "caf?", "?"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    path.write_bytes(data := path.read_bytes().replace(b"?", b"\xe9"))
+    report = cli.ok("show", path, "--json").json
+    places = [data.index(b"\xe9"), data.index(b"\xe9", data.index(b"fine"))]
+    wrong = [
+        {"where": f'key "{name}"', "expected": "UTF-8", "found": f"byte 0xe9 at byte {at}"}
+        for name, at in zip(("odd", "list"), places, strict=True)
+    ]
+    assert report["wrong"][:2] == wrong
+    assert b"0xe9" in cli.ok("show", path).out
+    refusal = cli.refused(tmp_path, "check", "file", path)
+    assert refusal.where == f"{path} at byte {places[0]}"
+    path.write_bytes(data.replace(b"odd", b"od\xe9"))  # a key's own name
+    assert "UTF-8" in cli.refused(tmp_path, "show", path).expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ BROKEN = [
     (("hidden = 2560", "hidden = 2560\nlayerz = 3"), "sizes.layerz", "one of"),
     (("size = 3", "size = 1"), "sizes.size", "a whole number from 2"),
     (("layers = [1]", "layers = [1, 2]"), "sizes.rows", "2 row counts, one a layer"),
-    (("eps = 1e-6\n", "eps = nan\n"), "sizes.eps", "a number from 0"),
+    (("eps = 1e-6\n", "eps = nan\n"), "sizes.eps", "a finite number"),
     (('multipliers = "splitmix64"', 'multipliers = "md5"'), "derivation.multipliers", "one of pcg64"),
     (("seed = 1234", "seed = -1"), "derivation.seed", "a whole number below 2**64"),
     (("[images]", "[pictures]"), "pictures", "one of the tables"),
@@ -131,6 +132,21 @@ BROKEN = [
     (("20_000_003, 20_000_023", "20_000_003.5, 20_000_023"), "constants.moduli", "lists of whole numbers"),
     (("key_proj.weight", "key_proj.{oops}"), "tensors.key", "a name"),
     (('streams = ["hc_count"]', "streams = []"), "config_keys.streams", "a list of spellings"),
+    (("[sources]", "[sources]\nx = 07:32:00"), "sources.x", "a text, a number"),
+    (("[sources]", "[sources]\nx = 3"), "sources.x", "a text"),
+    (("[images]", "[images]\nx = 1979-05-27"), "images.x", "a text, a number"),
+    (("[images]", "[images]\nx = [[nan]]"), "images.x.0.0", "a finite number"),
+    (("[images]", "[images]\nx = 0x1_0000_0000_0000_0000"), "images.x", "a number of at most 64 bits"),
+    (("[images]", "[images]\nx = [[[[[[[[[1]]]]]]]]]"), "images.x.0.0.0.0.0.0.0", "at most 8 tables and lists"),
+    (("[images]", "[digests]\nmoduli_i64 = 3\n[images]"), "digests.moduli_i64", "a word"),
+    (("[images]", '[digests]\nmoduli_i64 = "3"\n[images]'), "digests.moduli_i64", "64 hex digits"),
+    (("[images]", "[shards]\na = { bytes = 3 }\n[images]"), "shards.a", "a table of file, bytes, header_sha256"),
+    (("[images]", "[shards]\nsource = 3\n[images]"), "shards.source", "a text"),
+    (("[variants.fp8]", "[variants.fp8.name]\n[variants.fp8]"), "variants.fp8.name", "what lies over a table"),
+    (('config = "ple"', 'config = "ple"\nunpublished = 3'), "unpublished", "a text"),
+    (('config = "ple"', 'config = "ple"\nshards = 3'), "shards", "a table"),
+    (('config = "ple"', 'config = "ple"\ntoken_map = 3'), "token_map", "a table"),
+    (("[images]", f"[token_map.replaced]\n{'9' * 60} = 3\n[images]"), "token_map.replaced", "token ids below"),
 ]  # fmt: skip
 
 
@@ -185,3 +201,29 @@ def test_a_profile_that_cannot_read_a_config_says_so(cli: Cli, tmp_path: Path, c
     mine.write_text(text[:start] + text[text.index("\n[", start) + 1 :])
     refusal = cli.refused(tmp_path, *command, container, "--profile", mine)
     assert "[config_keys]" in refusal.expected
+
+
+BOMBS = {
+    "a key of many parts": ("\n\nx" + ".a" * 20_000 + " = 1", "line 3", "at most 64 dots"),
+    "a table's name of many parts": ("[x" + " . a" * 20_000 + "]", "line 1", "at most 64 dots"),
+    "quoted parts": ('x."\\""' + ".'a'" * 20_000 + " = 1", "line 1", "at most 64 dots"),
+    "digits": ("x = " + "9" * 5000, "line 1", "numbers of at most 64 digits"),
+    "digits apart": ("x = 1" + "_1" * 5000, "line 1", "numbers of at most 64 digits"),
+    "an exponent": ("x = 1e" + "9" * 5000, "line 1", "numbers of at most 64 digits"),
+    "hex digits": ("x = 0x" + "f" * 5000, "line 1", "numbers of at most 64 digits"),
+    "an odd date": ("x = 0000-00-00", None, "TOML"),
+    "lists in lists": ("x = " + "[" * 100_000, None, "TOML"),
+    "bytes": ("#" * (256 << 10) + "\n", None, "a profile of at most 262144 bytes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_file_that_would_keep_the_reader_busy_is_refused_at_once(cli: Cli, tmp_path: Path, name: str) -> None:
+    text, line, expected = BOMBS[name]
+    path = tmp_path / "my.toml"
+    path.write_text(text)
+    began = time.process_time()
+    refusal = cli.refused(tmp_path, "profiles", path)
+    assert refusal.where == (str(path) if line is None else f"{path} at {line}")
+    assert refusal.expected == expected
+    assert time.process_time() - began < 5  # tens of seconds and a GB without the limits

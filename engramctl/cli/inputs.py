@@ -19,6 +19,8 @@ from formats.disk import ReadFile
 from formats.errors import FormatError
 
 MOST_BYTES = 4 << 30  # of token ids: larger inputs are refused unread
+MOST_ROW_BYTES = rowsets.MOST_ROWS * 40  # of row numbers: each a range of twice 18 digits, with what stands between
+MOST_DEVICE_BYTES = 1 << 24  # of a terminal, or of a device that never ends
 INT64_MAX = 2**63 - 1
 BYTE_OFFSET = 4  # of a byte among the token ids of a byte model (facebook/blt bytelatent/tokenizers/constants.py)
 
@@ -195,24 +197,26 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def read_bytes(path: Path) -> bytes:
-    """A whole file, or standard input for `-`; a folder or a missing file raises `FormatError`."""
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """A whole file, or standard input for `-`; a folder, a missing file or more than `most` raises `FormatError`."""
     if path == STDIN:
-        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        data = sys.stdin.buffer.read(most + 1)
         if not data:
             raise FormatError(label(path), None, "data", "an empty input")
-        if len(data) > MOST_BYTES:
-            raise FormatError(label(path), None, f"at most {MOST_BYTES} bytes", "more")
+        if len(data) > most:
+            raise FormatError(label(path), None, f"at most {most} bytes", "more")
         return data
+    if path.is_char_device():
+        most = min(most, MOST_DEVICE_BYTES)
     if path.is_fifo() or path.is_char_device():  # a shell's <(...), or /dev/stdin
         with path.open("rb") as pipe:
-            data = pipe.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise FormatError(path, None, f"at most {MOST_BYTES} bytes", "more")
+            data = pipe.read(most + 1)
+        if len(data) > most:
+            raise FormatError(path, None, f"at most {most} bytes", "more")
         return data
     with ReadFile.open(path) as file:
-        if file.size > MOST_BYTES:
-            raise FormatError(path, None, f"at most {MOST_BYTES} bytes", f"{file.size}")
+        if file.size > most:
+            raise FormatError(path, None, f"at most {most} bytes", f"{file.size}")
         return file.read(0, file.size, "data")
 
 
@@ -235,7 +239,7 @@ def read_rows(rows: str | None, rows_file: Path | None, count: int) -> NDArray[n
     if rows is not None:
         return rowsets.expand(rowsets.parse(rows, "--rows"), "--rows", count)
     path = rows_file or STDIN
-    data, name = read_bytes(path), label(path)
+    data, name = read_bytes(path, MOST_ROW_BYTES), label(path)
     if not data.startswith(npy.MAGIC):
         listed = ",".join(_utf8(data, name).replace(",", " ").split())
         return rowsets.expand(rowsets.parse(listed, name), name, count)

@@ -35,7 +35,7 @@ def describe_any(path: Path, profile_name: str | None) -> dict[str, Any]:
         if profile.storage.encoding != V41_ROWS:
             return describe(path, profile, profile_name is not None)
     elif path.is_file() and is_container(path):
-        header = read_model(path, strict=False)
+        header = read_model(path, strict=False, any_text=True)
         if is_ple(header):
             return describe_container(path, profile_name, header)
         return show.describe(path, profile_name, header)
@@ -136,7 +136,8 @@ def describe_container(path: Path, profile_name: str | None, header: GgufHeader)
     meant = dialect or next(each for each in DIALECTS if each.architecture == named(header))
     broken = loader.reasons(header, meant)
     missing = [where for where, _, seen in broken if seen in ("no such key", "none")]
-    wrong = [{"where": w, "expected": e, "found": f} for w, e, f in broken if f not in ("no such key", "none")]
+    odd = [*header.text_errors, *(each for each in broken if each[2] not in ("no such key", "none"))]
+    wrong = [{"where": where, "expected": expected, "found": seen} for where, expected, seen in odd]
     problem, sizes, profile = None, None, profiles.load(profile_name or siblings.PLE_PROFILE)
     try:
         with container.open_named(path, profile_name, header) as opened:
