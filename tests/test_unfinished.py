@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import dialect_files as files
 import pytest
+from checks import passes
 from cli_helpers import Cli
 from dialect_files import Model
 from test_repair import KilledError, Killing
@@ -188,3 +190,71 @@ def test_a_profile_without_codes_and_scales_is_refused_before_anything_is_begun(
     words = ("unpack", tmp_path / "rows", "-o", tmp_path / "back", "--profile", profile)
     assert "codes and scales" in cli.refused_twice(tmp_path, *words).expected
     assert [path.name for path in tmp_path.iterdir()] == ["rows"]
+
+
+def test_bare_rows_of_another_checkpoint_are_not_taken_up(
+    cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(tiny, tmp_path / "other"))
+    out = tmp_path / "rows"
+    words = ("-o", out, "--dialect", "row264-bare")
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "system", FullAt("engram-l14-packed.bin.partial"))
+        assert cli("repack", tiny, *words).code == 2
+    assert "--resume" in cli.refused(tmp_path, "repack", tiny, *words).hint
+    for path in other.glob("*.safetensors"):
+        os.utime(path, (1, 1))
+    assert "time of" in cli.refused(tmp_path, "repack", other, *words, "--resume").where
+    with WriteFile.create(out / "row264-bare.lock") as held:
+        held.lock()
+        for more in ((), ("--resume",), ("--force",)):
+            assert cli.refused(tmp_path, "repack", tiny, *words, *more).where.endswith("row264-bare.lock")
+    inode = (out / "engram-l1-packed.bin").stat().st_ino
+    free = pieces.SPARE_BYTES + (out / "engram-l1-packed.bin").stat().st_size * 5 // 2  # one layer's room, not two
+    monkeypatch.setattr(disk, "free_bytes", lambda path: free)
+    cli.ok("repack", tiny, *words, "--resume")
+    assert (out / "engram-l1-packed.bin").stat().st_ino == inode
+    passes(cli, "packing", tiny, out)
+    assert len(bytes_of(out)) == 4
+
+
+def test_bare_rows_killed_at_any_change_resume_to_the_same_bytes(
+    cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("repack", tiny, "--dialect", "row264-bare", "-o")
+    cli.ok(*words, tmp_path / "whole")
+    whole = bytes_of(tmp_path / "whole")
+    for at in range(1, 400, 2):
+        out = tmp_path / str(at)
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "system", Killing(at, torn=bool(at % 4 == 1)))
+            try:
+                cli.ok(*words, out)
+                break
+            except KilledError:
+                pass
+        if (out / "row264-bare.journal").exists() or not set(bytes_of(out)) >= set(whole):
+            cli.ok(*words, out, "--resume")
+        left = bytes_of(out)
+        left.pop("row264-bare.lock", None)  # of a run that was killed when all was done
+        assert left == whole, (at, left.keys())
+        shutil.rmtree(out)
+    assert at > 10
+
+
+def test_bare_rows_that_are_there_without_a_plan_are_not_vouched_for(
+    cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, out = ("repack", tiny, "--dialect", "row264-bare", "-o", tmp_path / "rows"), tmp_path / "rows"
+    cli.ok(*words)
+    good = bytes_of(out)
+    (out / "engram-l14-packed.bin.json").unlink()
+    for name in ("engram-l1-packed.bin", "engram-l14-packed.bin"):
+        (out / name).write_bytes(b"x" * len(good[name]))
+    for more in ((), ("--resume",)):
+        assert cli.refused(tmp_path, *words, *more).found == "an existing file"
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "system", FullAt("engram-l14-packed.bin.partial"))
+        assert cli(*words, "--force").code == 2
+    cli.ok(*words, "--resume")  # the old rows of layer 14 are none of this plan's
+    assert bytes_of(out) == good
