@@ -15,7 +15,9 @@ from cli_helpers import Cli
 from dialect_files import Model
 from test_repair import KilledError, Killing
 
-from engramctl import pieces, unfinished, unpack
+from engramctl import pieces, profiles, unfinished, unpack
+from engramctl.siblings import synth
+from engramctl.siblings import unpack as sibling_unpack
 from formats import disk
 from formats.disk import WriteFile
 
@@ -258,3 +260,37 @@ def test_bare_rows_that_are_there_without_a_plan_are_not_vouched_for(
         assert cli(*words, "--force").code == 2
     cli.ok(*words, "--resume")  # the old rows of layer 14 are none of this plan's
     assert bytes_of(out) == good
+
+
+@pytest.mark.parametrize("killed", [("replace", "back"), ("unlink", unfinished.JOURNAL), ("replace", "index")])
+def test_a_killed_way_back_to_a_checkpoint_is_begun_again_with_force(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: tuple[str, str]
+) -> None:
+    name = "qwen3.8-flash-next"
+    synth.make(tmp_path / "ckpt", profiles.load(name), 7, real_tokens=False, full_size=False)
+    cli.ok("repack", tmp_path / "ckpt", "-o", tmp_path / "x.gguf")
+    words = ("repack", tmp_path / "x.gguf", "--dialect", "hf", "-o", tmp_path / "back")
+    with monkeypatch.context() as patch:
+        if killed[1] == "index":  # as by SIGKILL: nothing cleans up
+            patch.setattr(unfinished, "remove", lambda partial: None)
+            patch.setattr(sibling_unpack, "_write", stopped)
+            assert cli(*words).code == 130
+        else:
+            patch.setattr(disk, "system", Stopping(*killed))
+            with pytest.raises(KilledError):
+                cli(*words)
+    assert cli(*words).code == 2  # it finds the lock of a run that is gone
+    assert "--force" in cli.refused(tmp_path, *words).hint
+    with WriteFile.create(tmp_path / "back.lock") as other:
+        other.lock()
+        assert cli.refused(tmp_path, *words, "--force").where.endswith("back.lock")
+    cli.ok(*words, "--force")
+    assert {path.name for path in tmp_path.iterdir()} == {"ckpt", "x.gguf", "back"}
+    assert unfinished.JOURNAL not in bytes_of(tmp_path / "back")
+    (tmp_path / "other.partial").mkdir()
+    (tmp_path / "other.partial" / "x").write_text("x")
+    assert cli.refused(tmp_path, *words[:-1], tmp_path / "other", "--force").found == "something else"
+
+
+def stopped(*given: object) -> None:
+    raise KeyboardInterrupt
