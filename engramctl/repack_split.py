@@ -1,9 +1,8 @@
-"""repack --dialect split-i8 and row264-bare: the checkpoint's bytes in two tensors, or rows and nothing else."""
+"""repack --dialect split-i8: the checkpoint's bytes in two tensors. What is written at all, and what it needs."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from formats import disk, row264
 from formats import gguf_file as gguf
 from formats.dialect import Dialect
 from formats.dialects import DIALECTS, DS4, ROW264_BARE, SPLIT_I8, by_name
-from formats.errors import FormatError
 
 TYPE_IDS = {known.name: number for number, known in gguf.GGML_TYPES.items()}
 WRITTEN = (DS4.name, SPLIT_I8.name, ROW264_BARE.name)
@@ -104,43 +102,3 @@ def split(
     needed = tensor_pieces.data_bytes(source) + len(layout.header)
     pieces.write(output, layout.file_size, needed, every, who, resume, force, progress)
     return layout.file_size
-
-
-def bare(
-    source: CheckpointSource,
-    folder: Path,
-    resume: bool = False,
-    force: bool = False,
-    progress: pieces.Progress = lambda n: None,
-) -> list[Path]:
-    """One file of rows and one manifest a layer, in a folder; the manifest last, so that it vouches for the rows."""
-    tensor_pieces.require_width(source, ROW264_BARE.name)
-    if folder.exists() and not folder.is_dir():
-        raise FormatError(folder, None, "a folder", "a file")
-    folder.mkdir(parents=True, exist_ok=True)
-    sizes, made = source.sizes, []
-    for layer, rows in zip(sizes.layers, sizes.rows, strict=True):
-        path = folder / f"engram-l{layer}-packed.bin"
-        size = rows * row264.ROW_BYTES
-        manifest = {
-            "layer": layer,
-            "rows": rows,
-            "row_bytes": row264.ROW_BYTES,
-            "dim": row264.WIDTH,
-            "sb": row264.SCALES,
-            "tp": 1,
-            "rank": 0,
-            "mode": "contiguous",
-            "cols": list(range(sizes.columns)),
-            "ranges": [[0, rows]],
-        }
-        beside = path.with_name(path.name + ".json")
-        disk.refuse_existing(beside, force)
-        table = source.table(layer)
-        if not (resume and path.exists()):
-            who = identity(source, ROW264_BARE, layer=layer)
-            piece = tensor_pieces.row264_piece(table, 0)
-            pieces.write(path, size, tensor_pieces.data_bytes(source), [piece], who, resume, force, progress)
-        disk.write_whole(beside, [(json.dumps(manifest, indent=1) + "\n").encode()], force)
-        made.append(path)
-    return made

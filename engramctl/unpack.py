@@ -7,9 +7,9 @@ codes and scales of exactly its values, each block under the smallest scale that
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import __version__, container_sizes, pieces, sidecars, stored, tables
+from engramctl import __version__, container_sizes, identity, pieces, sidecars, stored, tables, unfinished
 from engramctl.errors import EngramctlError
 from engramctl.extents import data_rows
 from engramctl.pieces import Progress
@@ -28,16 +28,26 @@ from engramctl.table import Table
 from formats import disk, recognise, row264, row_layouts, safetensors_raw, token_map
 from formats.dialect import Dialect
 from formats.disk import ReadFile, WriteFile
-from formats.errors import FormatError
+from formats.errors import FormatError, ShortFileError
 from formats.floats import E4M3_VALUES, exact_in_bf16, to_bf16
 from formats.gguf_file import TensorInfo
 from formats.gguf_split import read_model
 
 CHUNK_ROWS = 16384
 PIECE_ROWS = 16 << 20  # 4 GiB of rows are durable before the next are begun
-BEGUN = "unpack.journal"
-ONLY_UNFINISHED = "name another, or remove it: --resume and --force are for an unfinished output, DIR.partial"
 FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is read from the source before anything is begun, and what its rows turn out to be wrong about."""
+
+    held: dict[int, Table]
+    profile: Profile
+    weights: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)
+    config: str | None = None
+    ids: list[int] | None = None
+    wrong: list[Exception] = field(default_factory=list)
 
 
 def write(
@@ -50,76 +60,75 @@ def write(
 ) -> dict[str, Any]:
     """A checkpoint in `folder`, which is new or empty; it appears whole. What was written, by name.
 
-    What was interrupted stays as `.partial`, and goes on with `resume`; bad content leaves nothing behind.
+    What was interrupted stays as `.partial`, and goes on with `resume`, and so does what a full disk or another run
+    stopped; only bad content of the source removes what was begun.
     """
     if not path.exists():
         raise FormatError(path, None, "a container", "nothing there")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        found = "files in it" if folder.is_dir() else "a file"
-        raise EngramctlError(str(folder), "a new or empty folder", found, ONLY_UNFINISHED)
+    _require_codes(profile)
+    folder = folder if folder.name not in ("", "..") else folder.resolve()
     if not folder.parent.is_dir():
         raise FormatError(folder.parent, None, "a folder", "nothing there")
-    partial = folder.with_name(folder.name + ".partial")
-    _begin(partial, _identity(path), resume, force)
-    try:
-        made = _write(path, partial, profile, progress)
-    except (FormatError, EngramctlError):
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    disk.system.unlink(partial / BEGUN)
-    disk.fsync_folder(partial)
-    if folder.exists():
-        folder.rmdir()
-    partial.rename(folder)
-    return made
+    with unfinished.alone(unfinished.lock_of(folder)), ExitStack() as stack:
+        who = _identity(path, profile)
+        left = unfinished.require(folder, who, resume, force)
+        plan = _plan(stack, path, profile)
+        if left is None:
+            needed, free = _needed(plan.held.values()) + pieces.SPARE_BYTES, disk.free_bytes(folder.parent)
+            if free < needed:
+                raise EngramctlError(str(folder.parent), f"{needed} free bytes", f"{free}")
+        partial = unfinished.begin(folder, who, resume, left)
+        try:
+            made = _write(plan, partial, progress)
+        except (FormatError, EngramctlError):
+            if plan.wrong:
+                unfinished.remove(partial)
+            raise
+        if _identity(path, profile) != who:
+            raise EngramctlError(str(path), "a file that is not changed while it is read", "another time or size")
+        unfinished.finish(folder)
+        return made
 
 
-def _identity(path: Path) -> bytes:
+def _require_codes(profile: Profile) -> None:
+    if not {"codes", "scales"} <= profile.tensors.keys():
+        raise EngramctlError("--profile", "a model whose rows are codes and scales", profile.name)
+
+
+def _identity(path: Path, profile: Profile) -> dict[str, Any]:
     """What an interrupted run must find unchanged to go on."""
     every = sorted(path.iterdir()) if path.is_dir() else [path]
-    stamps = {each.name: [(status := disk.system.status(each)).st_size, status.st_mtime_ns] for each in every}
-    return json.dumps({"version": __version__, "unpack": stamps}).encode() + b"\n"
+    if not path.is_dir() and is_container(path):
+        every = [shard.path for shard in read_model(path).shards] or every
+    status = {each.name: disk.system.status(each) for each in every}
+    stamps = {name: [each.st_size, each.st_mtime_ns] for name, each in status.items()}
+    rules = identity.sha256(json.dumps(profile.facts, sort_keys=True, default=str).encode())
+    return {"version": __version__, "profile": [profile.name, rules]} | stamps
 
 
-def _begin(partial: Path, who: bytes, resume: bool, force: bool) -> None:
-    """A folder for what is written, new or taken up again; no other one is touched."""
-    begun = partial / BEGUN
-    if partial.exists():
-        ours = begun.is_file() or (partial.is_dir() and not any(partial.iterdir()))
-        if not ours:
-            raise EngramctlError(str(partial), "no such folder, or an unfinished unpack", "something else")
-        if not (resume or force):
-            raise EngramctlError(str(partial), "no unfinished output", "one", pieces.BOTH_WAYS)
-        if resume and begun.is_file() and begun.read_bytes() != who:
-            hint = "start again with --force, or bring it back"
-            raise EngramctlError(str(begun), "the same input as when it was begun", "another", hint)
-        if not resume:
-            shutil.rmtree(partial)
-    partial.mkdir(exist_ok=True)
-    if not begun.is_file():
-        disk.write_whole(begun, [who])
+def _plan(stack: ExitStack, path: Path, profile: Profile) -> Plan:
+    """Everything but the rows; `stack` closes the files."""
+    if path.is_dir() or not is_container(path):
+        rows = sidecars.opened(stack, path)
+        if rows is None:
+            raise FormatError(path, None, "a container, or a file or folder of rows", "neither")
+        _require_lossless(path, *rows)
+        return Plan(rows[1], profile)
+    header = read_model(path)
+    files = stack.enter_context(tables.Files(header))
+    dialect, held = tables.of_header(files)
+    _require_lossless(path, dialect, held)
+    constants = stored.of_container(header, dialect).constants
+    sizes = container_sizes.of_container(header, dialect, constants, profile)
+    weights = {layer: _weights(files, dialect, layer) for layer in held}
+    config = header.keys[dialect.config].value if dialect.config in header.keys else None
+    if config is None and sizes is not None:
+        config = _config(sizes, profile)
+    return Plan(held, profile, weights, config, constants.get("token_map"))
 
 
-def _write(path: Path, folder: Path, profile: Profile, progress: Progress) -> dict[str, Any]:
-    with ExitStack() as stack:
-        if path.is_dir() or not is_container(path):
-            rows = sidecars.opened(stack, path)
-            if rows is None:
-                raise FormatError(path, None, "a container, or a file or folder of rows", "neither")
-            _require_lossless(path, *rows)
-            return _finish(folder, _shards(folder, rows[1], profile, {}, progress), None, None)
-        header = read_model(path)
-        files = stack.enter_context(tables.Files(header))
-        dialect, held = tables.of_header(files)
-        _require_lossless(path, dialect, held)
-        constants = stored.of_container(header, dialect).constants
-        sizes = container_sizes.of_container(header, dialect, constants, profile)
-        weights = {layer: _weights(files, dialect, layer) for layer in held}
-        shards = _shards(folder, held, profile, weights, progress)
-        config = header.keys[dialect.config].value if dialect.config in header.keys else None
-        if config is None and sizes is not None:
-            config = _config(sizes, profile)
-        return _finish(folder, shards, config, constants.get("token_map"))
+def _write(plan: Plan, folder: Path, progress: Progress) -> dict[str, Any]:
+    return _finish(folder, _shards(folder, plan, progress), plan.config, plan.ids)
 
 
 def _require_lossless(path: Path, dialect: Dialect, held: dict[int, Table]) -> None:
@@ -132,44 +141,62 @@ def _require_lossless(path: Path, dialect: Dialect, held: dict[int, Table]) -> N
             raise EngramctlError("unpack", "all rows of a layer", f"a part of layer {layer}")
 
 
-def _shards(
-    folder: Path,
-    held: dict[int, Table],
-    profile: Profile,
-    weights: dict[int, dict[str, NDArray[Any]]],
-    progress: Progress,
-) -> list[dict[str, str]]:
-    """One safetensors file a layer; the shard of each tensor. Files that are there were finished before."""
-    made, rest = [], []
-    for layer, table in held.items():
-        shard = folder / f"engram-layer-{layer:02d}.safetensors"
+def _needed(held: Iterable[Table]) -> int:
+    """Bytes of the rows that are no hole."""
+    return sum(last - first for table in held for first, last in _ranges(table)) * row264.ROW_BYTES
+
+
+def _shards(folder: Path, plan: Plan, progress: Progress) -> list[dict[str, str]]:
+    """One safetensors file a layer; the shard of each tensor. Those that are there whole were finished before."""
+    profile, made, rest = plan.profile, [], []
+    for layer, table in plan.held.items():
+        shard, weights = folder / f"engram-layer-{layer:02d}.safetensors", plan.weights.get(layer, {})
         entries: list[tuple[str, str, tuple[int, ...]]] = []
         for role, width in (("codes", row264.WIDTH), ("scales", row264.SCALES)):
             entries.append((profile.tensors[role].of(layer), profile.tensors[role].dtype, (table.rows, width)))
-        for role, array in weights.get(layer, {}).items():
+        for role, array in weights.items():
             entries.append((profile.tensors[role].of(layer), profile.tensors[role].dtype, array.shape))
         made.append(dict.fromkeys((name for name, _, _ in entries), shard.name))
-        if not shard.exists():
-            rest.append((shard, table, weights.get(layer, {}), *safetensors_raw.header(entries)))
-    held_bytes = [sum(last - first for first, last in _ranges(table)) * row264.ROW_BYTES for _, table, *_ in rest]
+        head, spans = safetensors_raw.header(entries)
+        if not _is_whole(shard, head, max(end for _, end in spans.values())):
+            rest.append((shard, table, weights, head, spans))
     for number, (shard, table, arrays, head, spans) in enumerate(rest):
         size = max(end for _, end in spans.values())
         places = {role: spans[profile.tensors[role].of(table.layer)][0] for role in ("codes", "scales", *arrays)}
         edges = pairwise([*range(0, table.rows, PIECE_ROWS), table.rows])
-        every = [_array(0, np.frombuffer(head, np.uint8)), *(_piece(table, places, *edge) for edge in edges)]
+        every = [_array(0, np.frombuffer(head, np.uint8)), *(_piece(plan, table, places, *edge) for edge in edges)]
         every += [_array(places[role], array) for role, array in arrays.items()]
-        needed = sum(held_bytes[number:])
+        needed = _needed(table for _, table, *_ in rest[number:])
         pieces.write(shard, size, needed, every, {"shard": shard.name}, resume=True, progress=progress)
     return made
 
 
-def _piece(table: Table, places: dict[str, int], start: int, end: int) -> pieces.Piece:
+def _is_whole(shard: Path, head: bytes, size: int) -> bool:
+    """Is it there as a run has finished it? What is there otherwise goes: it is written again."""
+    if not shard.is_file():
+        return False
+    with ReadFile.open(shard) as file:
+        whole = file.size == size and file.read(0, len(head), "header") == head
+    beside = [shard.with_name(shard.name + ending) for ending in (".partial", ".journal")]  # killed as it was named
+    for gone in beside if whole else [shard]:
+        if gone.exists():
+            disk.system.unlink(gone)
+    return whole
+
+
+def _piece(plan: Plan, table: Table, places: dict[str, int], start: int, end: int) -> pieces.Piece:
     def fill(file: WriteFile, progress: Progress) -> None:
-        for first, rows in _rows(table, start, end):
-            codes, scales = row264.split(rows)
-            file.write(places["codes"] + first * row264.WIDTH, np.ascontiguousarray(codes).data)
-            file.write(places["scales"] + first * row264.SCALES, np.ascontiguousarray(scales).data)
-            progress(rows.nbytes)
+        try:
+            for first, rows in _rows(table, start, end):
+                codes, scales = row264.split(rows)
+                file.write(places["codes"] + first * row264.WIDTH, np.ascontiguousarray(codes).data)
+                file.write(places["scales"] + first * row264.SCALES, np.ascontiguousarray(scales).data)
+                progress(rows.nbytes)
+        except ShortFileError:
+            raise  # a disk that fails, or a file that is being changed
+        except (FormatError, EngramctlError) as error:
+            plan.wrong.append(error)
+            raise
 
     return pieces.Piece(f"layer {table.layer} from row {start} on", fill)
 
@@ -253,12 +280,9 @@ def requantise(values: NDArray[np.float32], name: str) -> tuple[NDArray[np.uint8
 
 def _config(sizes: Sizes, profile: Profile) -> str:
     """A config that says the sizes, where the container carries none."""
-    text = {spellings[0]: _plain(getattr(sizes, size)) for size, spellings in profile.config_keys.items()}
+    found = {spellings[0]: getattr(sizes, size) for size, spellings in profile.config_keys.items()}
+    text = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
     return json.dumps({"text_config": text}, indent=2) + "\n"
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _finish(folder: Path, shards: list[dict[str, str]], config: str | None, ids: list[int] | None) -> dict[str, Any]:

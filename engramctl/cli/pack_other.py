@@ -100,7 +100,7 @@ def _append(source: CheckpointSource, dialect: Dialect, asked: Asked, model: Pat
 
 
 def _write(source: CheckpointSource, dialect: Dialect, asked: Asked) -> dict[str, Any]:
-    from engramctl import repack_split, report, tensor_pieces
+    from engramctl import repack_bare, repack_split, report, tensor_pieces
     from formats import row264
 
     if dialect.name == "row264-bare":
@@ -112,7 +112,7 @@ def _write(source: CheckpointSource, dialect: Dialect, asked: Asked) -> dict[str
     total = tensor_pieces.data_bytes(source)
     with report.progress(total, asked.output.name, asked.quiet or asked.json) as advance:
         if dialect.name == "row264-bare":
-            made = repack_split.bare(source, asked.output, asked.resume, asked.force, advance)
+            made = repack_bare.bare(source, asked.output, asked.resume, asked.force, advance)
             return {"file_bytes": size, "files": [str(path) for path in made]}
         size = repack_split.split(source, asked.output, asked.kv_type, asked.resume, asked.force, advance)
     return {"file_bytes": size}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engramctl import unfinished
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile, load
 from engramctl.siblings import repack, tensors
@@ -28,7 +28,6 @@ from engramctl.siblings.tensors import SCALED, Key, Wanted
 from engramctl.siblings.writing import CHUNK_ROWS
 from formats import disk, safetensors_raw
 from formats.disk import WriteFile
-from formats.errors import FormatError
 from formats.floats import E4M3_VALUES, exact_in_bf16, from_bf16, to_bf16
 from formats.ple_gguf import SCALE
 from formats.row_plain import PlainRows
@@ -46,36 +45,46 @@ def write(
     progress: Callable[[int], None] = lambda n: None,
 ) -> str:
     """A checkpoint folder with index, shards and config: whole, or not at all. Returns the dtype of its rows."""
-    disk.refuse_existing(output, force)
-    if output.exists() and force:
-        raise EngramctlError(str(output), "a new folder: --force does not remove one", "a folder that exists")
-    partial = output.with_name(f"{output.name}.partial")
-    if partial.exists():
-        raise FormatError(partial, None, "nothing unfinished there", "an unfinished output: remove it")
-    codes = _codes(source, row_type)
-    kind = "BF16" if codes is None else SCALED
-    profile = _profile(source, shards)
-    parts = _parts(source, profile, kind)
-    partial.mkdir(parents=True)
-    try:
-        shard_of: dict[str, str] = {}
-        total = 0
-        for number, part in enumerate(parts, 1):
-            shard = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-            total += _shard(partial / shard, part, source, profile, codes, progress)
-            shard_of |= {want.name: shard for want in part.values()}
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
-        files: dict[str, dict[str, Any]] = {"model.safetensors.index.json": index}
-        if not source.table_alone:
-            files["config.json"] = config(profile, source.sizes, 0)
-            del files["config.json"]["engramctl_synthetic"], files["config.json"]["engramctl_seed"]
-        for name, content in files.items():
-            disk.write_whole(partial / name, [json.dumps(content, indent=2).encode() + b"\n"])
-        disk.publish(partial, output, force=False)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    output = output if output.name not in ("", "..") else output.resolve()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished.alone(unfinished.lock_of(output)):
+        who = {"dialect": DIALECT, "of": source.path.name}
+        if not (output / unfinished.JOURNAL).is_file():  # else a run was killed after the folder got its name
+            disk.refuse_existing(output, force)
+            if output.exists():
+                raise EngramctlError(str(output), "a new folder: --force does not remove one", "a folder that exists")
+        left = unfinished.require(output, who, False, force, "--force starts again: this way there is no --resume")
+        codes = _codes(source, row_type)
+        kind = "BF16" if codes is None else SCALED
+        profile = _profile(source, shards)
+        partial = unfinished.begin(output, who, False, left)
+        try:
+            _write(partial, source, profile, codes, progress)
+        except BaseException:
+            unfinished.remove(partial)
+            raise
+        unfinished.finish(output)
     return kind
+
+
+def _write(
+    partial: Path, source: PleContainer, profile: Profile, codes: Codes | None, progress: Callable[[int], None]
+) -> None:
+    """Shards, index and config into the folder, durable."""
+    parts = _parts(source, profile, "BF16" if codes is None else SCALED)
+    shard_of: dict[str, str] = {}
+    total = 0
+    for number, part in enumerate(parts, 1):
+        shard = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        total += _shard(partial / shard, part, source, profile, codes, progress)
+        shard_of |= {want.name: shard for want in part.values()}
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
+    files: dict[str, dict[str, Any]] = {"model.safetensors.index.json": index}
+    if not source.table_alone:
+        files["config.json"] = config(profile, source.sizes, 0)
+        del files["config.json"]["engramctl_synthetic"], files["config.json"]["engramctl_seed"]
+    for name, content in files.items():
+        disk.write_whole(partial / name, [json.dumps(content, indent=2).encode() + b"\n"])
 
 
 def _parts(source: PleContainer, profile: Profile, kind: str) -> list[dict[Key, Wanted]]:
