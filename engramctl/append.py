@@ -21,6 +21,7 @@ from formats import gguf_file as gguf
 from formats.dialect import Dialect
 from formats.dialects import DS4
 from formats.disk import ReadFile, WriteFile
+from formats.errors import FormatError, shown
 from formats.gguf_file import GgufHeader
 from formats.gguf_write import encode_parts
 
@@ -72,7 +73,7 @@ def plan(source: CheckpointSource, model: Path, dialect: Dialect, kv_type: KvTyp
         for name, value in hyperparameters(dialect, dict(source.config), str(source.path / "config.json")):
             keys.setdefault(name, value)
     old = [(t.name, t.type, t.shape, t.offset) for t in header.tensors]
-    end = max((t.offset + (t.size or 0) for t in header.tensors), default=0)
+    end = _end(header)
     length = len(encode_parts(list(keys.items()), old + [(name, kind, shape, 0) for name, kind, shape, _ in made]))
     step = max(ranges.BLOCK, header.alignment)
     room = header.data_start
@@ -82,6 +83,20 @@ def plan(source: CheckpointSource, model: Path, dialect: Dialect, kv_type: KvTyp
     head = head_of(list(keys.items()), old + placed, room, header.alignment)
     starts = {name: room + offset for name, _, _, offset in placed}
     return AppendPlan(header, dialect, source, kv_type, head, starts, room + size)
+
+
+def _end(header: GgufHeader) -> int:
+    """Where the model's last tensor ends, from the start of its data on; nothing that is not a tensor may follow it."""
+    end = 0
+    for tensor in header.tensors:
+        if tensor.size is None:
+            where = f"tensor {shown(tensor.name)}"
+            raise FormatError(header.path, where, "a ggml type of known size", f"type {tensor.type}")
+        end = max(end, tensor.offset + tensor.size)
+    more = header.file_size - header.data_start - gguf.aligned(end, header.alignment)
+    if more > 0:
+        raise FormatError(header.path, None, "a file that ends with its last tensor", f"{more} bytes more")
+    return end
 
 
 def fits(length: int, room: int, alignment: int) -> bool:
