@@ -43,6 +43,10 @@ def describe(path: Path, profile_name: str | None = None, header: GgufHeader | N
         return _checkpoint(path, profile)
     if is_container(path):
         return _container(path, profile, read_model(path, strict=False) if header is None else header)
+    if path.is_file():
+        from engramctl import repair_journal
+
+        repair_journal.refuse_open(path)  # its header may not be there yet
     show_files.refuse_part(path)
     found = sidecars.recognise(path)
     if found is not None:
@@ -157,8 +161,8 @@ def _tail_notes(header: GgufHeader) -> list[str]:
 def _repair_note(path: Path) -> list[str]:
     from engramctl import repair_journal
 
-    left = repair_journal.journal_of(path)
-    return [f"an in-place repair was interrupted: engramctl repair {path} --resume"] if left.exists() else []
+    there = repair_journal.left(path)
+    return [] if there is None else [f"interrupted: {there[0]}; {there[1]}"]
 
 
 def _container_sizes(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 from pathlib import Path
 
 import pytest
-from cli_helpers import Cli, Refusal
+from cli_helpers import Cli, Refusal, parse
+from faults import Faulty
 
+from engramctl import repair, repair_journal
+from formats import disk, ranges
 from formats import gguf_file as gguf
 
 KEYS = [("general.architecture", gguf.string("deepseek41"))]
@@ -37,3 +43,160 @@ def test_bytes_behind_the_last_tensor_are_neither_lost_nor_taken_over(
 ) -> None:
     for refusal in refused_both_ways(cli, tiny, tmp_path, small(tmp_path / "model.gguf", more=b"x" * more)):
         assert (refusal.expected, refusal.found) == ("a file that ends with its last tensor", f"{more} bytes more")
+
+
+def begun(path: Path, tail: int = 1000) -> Path:
+    """A model whose append was interrupted in its tail; the journal's place."""
+    header, data = gguf.read_header(path), path.read_bytes()
+    old, body = data[: header.data_start], data[header.data_start :]
+    with repair.ReadFile.open(path) as file:
+        sample = repair_journal.sample(file, len(old), len(body))
+    repair_journal.begin(path, old, old, 0, len(data), sample, tail, grown=True)
+    os.truncate(path, len(data) + tail)
+    return repair_journal.journal_of(path)
+
+
+def test_undo_takes_the_tail_away_again(cli: Cli, tmp_path: Path) -> None:
+    path = small(tmp_path / "model.gguf")
+    whole, place = path.read_bytes(), begun(path)
+    assert "an append" in cli.refused(tmp_path, "repair", path, "--resume").found
+    cli.ok("repair", path, "--undo")
+    assert path.read_bytes() == whole
+    assert not place.exists()
+
+
+def test_undo_looks_whose_journal_it_is_before_it_cuts(cli: Cli, tmp_path: Path) -> None:
+    path = small(tmp_path / "model.gguf")
+    size = path.stat().st_size
+    begun(path)
+    for at, change in ((-1, b"another, and longer" * 1000), (size - 128, b"x"), (10, b"x")):
+        data = bytearray(path.read_bytes())
+        data[at : len(data) if at == -1 else at + 1] = change
+        kept = path.read_bytes()
+        path.write_bytes(data)
+        cli.refused(tmp_path, "repair", path, "--undo")
+        path.write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("size", 2**63),
+        ("size", 2**63 - 1),
+        ("size", 5),
+        ("size", True),
+        ("tail", -1),
+        ("grown", 0),
+        ("grown", False),
+        ("inserted", 4096),
+        ("old_end", 2**62),
+        ("schema", "engramctl/repair-journal/1"),
+        ("sha256", []),
+    ],
+)
+def test_a_journals_numbers_are_under_its_digest(cli: Cli, tmp_path: Path, name: str, value: object) -> None:
+    path = small(tmp_path / "model.gguf")
+    place = begun(path)
+    line, _, heads = place.read_bytes().partition(b"\n")
+    place.write_bytes(json.dumps(json.loads(line) | {name: value}).encode() + b"\n" + heads)
+    for way in ("--undo", "--resume"):
+        assert cli.refused(tmp_path, "repair", path, way).where.startswith(str(place))
+
+
+def test_a_huge_journal_is_not_read(cli: Cli, tmp_path: Path) -> None:
+    path = small(tmp_path / "model.gguf")
+    os.truncate(begun(path), 1 << 40)
+    assert "at most" in cli.refused(tmp_path, "repair", path, "--undo").expected
+
+
+def test_a_model_of_keys_alone_may_end_before_its_padding(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf.encode_header([*KEYS, ("a", gguf.u8(1))], []).header.rstrip(b"\0"))
+    header = gguf.read_header(path)
+    assert header.data_start > header.file_size
+    cli.ok("repack", tiny, "--append-to", path, "-o", tmp_path / "full.gguf")
+    cli.ok("repack", tiny, "--append-to", path, "--in-place")
+    assert path.read_bytes() == (tmp_path / "full.gguf").read_bytes()
+
+
+class NoRoom(ranges.Calls):
+    """A file system without insertion, always or from its second time on."""
+
+    def __init__(self, works: int = 0, code: int = errno.EOPNOTSUPP) -> None:
+        self.works, self.code = works, code
+
+    def fallocate(self, fd: int, mode: int, offset: int, length: int) -> None:
+        self.works -= 1
+        if self.works < 0:
+            raise OSError(self.code, os.strerror(self.code))
+        super().fallocate(fd, mode, offset, length)
+
+
+def test_where_no_room_can_be_put_in_nothing_is_written(
+    cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "calls", NoRoom())
+    path = small(tmp_path / "model.gguf")
+    refusal = cli.refused(tmp_path, "repack", tiny, "--append-to", path, "--in-place")
+    assert (refusal.found, refusal.hint) == ("one that does not", "-o FILE writes a copy")
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSPC, errno.EPERM])
+def test_where_the_room_fails_after_the_tail_the_tail_goes(
+    cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(ranges, "calls", NoRoom(1, code))
+    path = small(tmp_path / "model.gguf")
+    whole = path.read_bytes()
+    assert cli("repack", tiny, "--append-to", path, "--in-place").code == 2
+    assert path.read_bytes() == whole
+    assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_full_disk_in_the_tail_names_the_way_back(
+    cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small(tmp_path / "model.gguf")
+    whole = path.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "system", Faulty(room=1_000_000))
+        outcome = cli("repack", tiny, "--append-to", path, "--in-place")
+    refusal = parse(outcome.err)
+    assert (outcome.code, refusal.found) == (2, "no space left on device")
+    assert refusal.hint.endswith(f"engramctl repair {path} --undo")
+    for words in (("repack", tiny, "--append-to", path, "--in-place"), ("repair", path, "--dry-run")):
+        again = cli.refused(tmp_path, *words)
+        assert (again.found, again.hint) == ("an append that was writing its tail", refusal.hint[-len(again.hint) :])
+    assert f"engramctl repair {path} --undo" in str(cli.ok("show", path, "--json").json["notes"])
+    (finding,) = cli("check", "file", path, "--json").json["findings"]
+    assert f"engramctl repair {path} --undo" in finding["found"]
+    cli.ok("repair", path, "--undo")
+    assert path.read_bytes() == whole
+
+
+def test_a_checkpoint_that_is_bad_in_the_middle_leaves_nothing_behind(
+    cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small(tmp_path / "model.gguf")
+    whole = path.read_bytes()
+    monkeypatch.setattr(disk, "system", Faulty(ends_at=1_500_000))
+    assert cli("repack", tiny, "--append-to", path, "--in-place").code == 2
+    assert path.read_bytes() == whole
+    assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_header_that_is_not_there_yet_is_no_unknown_file(cli: Cli, tmp_path: Path) -> None:
+    path = small(tmp_path / "model.gguf")
+    begun(path)
+    data = path.read_bytes()
+    path.write_bytes(bytes(4) + data[4:])
+    assert cli.refused(tmp_path, "show", path).hint.endswith("--undo")
+    assert cli("check", "file", path).code == 1
+
+
+def test_a_loop_of_links_and_the_root_have_no_journal(cli: Cli, tmp_path: Path) -> None:
+    loop = tmp_path / "loop.gguf"
+    loop.symlink_to(loop)
+    for path in (loop, Path("/")):
+        for way in ("--undo", "--resume", "--in-place", "--dry-run"):
+            cli.refused(tmp_path, "repair", path, way)
