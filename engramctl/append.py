@@ -140,7 +140,8 @@ def to_file(
     every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
     who = repack_split.identity(made.source, made.dialect, **pieces.identity(model, made.head))
     needed = pieces.bytes_of(model, output) + tensor_pieces.data_bytes(made.source)
-    pieces.write(output, made.size, needed, every, who, resume, force, progress)
+    sources = [model.path, *repack_split.files_of(made.source)]
+    pieces.write(output, made.size, needed, every, who, sources, resume, force, progress)
 
 
 def in_place(made: AppendPlan, progress: pieces.Progress = lambda n: None) -> None:

@@ -43,10 +43,6 @@ def describe(path: Path, profile_name: str | None = None, header: GgufHeader | N
         return _checkpoint(path, profile)
     if is_container(path):
         return _container(path, profile, read_model(path, strict=False) if header is None else header)
-    if path.is_file():
-        from engramctl import repair_journal
-
-        repair_journal.refuse_open(path)  # its header may not be there yet
     show_files.refuse_part(path)
     found = sidecars.recognise(path)
     if found is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,58 @@ def test_a_loop_of_links_and_the_root_have_no_journal(cli: Cli, tmp_path: Path) 
     for path in (loop, Path("/")):
         for way in ("--undo", "--resume", "--in-place", "--dry-run"):
             cli.refused(tmp_path, "repair", path, way)
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("ending", ["", ".partial", ".journal"])
+def test_no_output_is_written_over_one_of_its_sources(
+    cli: Cli, tiny: Path, container: Path, tmp_path: Path, ending: str, link: bool
+) -> None:
+    folder = Path(shutil.copytree(tiny, tmp_path / "ckpt"))
+    shard = max(folder.glob("*.safetensors"))
+    model, broken = small(tmp_path / "model.gguf"), Path(shutil.copy(container, tmp_path / "engram.gguf"))
+    broken.write_bytes(broken.read_bytes().replace(b"engram.rows", b"engram.rowz"))
+    for source in (shard, folder / "config.json", model):
+        output = tmp_path / "out.gguf"
+        taken = output.with_name(output.name + ending)
+        if link:
+            taken.symlink_to(source)
+        else:
+            os.link(source, taken)
+        ways: list[tuple[object, ...]] = [("repack", folder, "--append-to", model, "-o", output)]
+        if source is not model:
+            ways += [("repack", folder, "--dialect", "split-i8", "-o", output)]
+            ways += [("repair", broken, "--from", folder, "-o", output)]
+        for words in ways:
+            assert cli.refused(tmp_path, *words, "--force").expected == "an output that is none of its own sources"
+        taken.unlink()
+    for words in (("--append-to", model, "-o", model), ("--dialect", "split-i8", "-o", shard)):
+        assert "sources" in cli.refused(tmp_path, "repack", folder, *words, "--force").expected
+
+
+@pytest.mark.parametrize("change", ["done", "negative", "short", "nested", "true"])
+def test_a_copys_journal_is_not_believed(
+    cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    words = ("repack", tiny, "--dialect", "split-i8", "-o", tmp_path / "out.gguf")
+    whole = tmp_path / "whole.gguf"
+    cli.ok("repack", tiny, "--dialect", "split-i8", "-o", whole)
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "system", Faulty(room=5_000_000))
+        assert cli(*words).code == 2
+    partial, journal = tmp_path / "out.gguf.partial", tmp_path / "out.gguf.journal"
+    who, done, _ = journal.read_bytes().split(b"\n")
+    assert json.loads(done)["done"] > 0
+    if change == "short":
+        os.truncate(partial, 100)
+    else:
+        lines = {"done": b'{"done": 99}', "negative": b'{"done": -1}', "true": b'{"done": true}'}
+        done = lines.get(change, b"[" * 200_000)
+        journal.write_bytes(who + b"\n" + done + b"\n")
+    if change in ("done", "short"):
+        refusal = cli.refused(tmp_path, *words, "--resume")
+        assert (refusal.where, refusal.hint) == (str(journal), "start again with --force")
+        cli.ok(*words, "--force")
+    else:
+        cli.ok(*words, "--resume")
+    assert (tmp_path / "out.gguf").read_bytes() == whole.read_bytes()

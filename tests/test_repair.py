@@ -368,7 +368,7 @@ def test_an_interrupted_repair_is_named_and_nothing_else_touches_it(
             cli("repair", path, "--from", tiny, "--in-place")
     refusal = cli.refused(tmp_path, "repair", path, "--from", tiny, "--in-place")
     assert "--resume" in refusal.hint
-    assert "interrupted repair" in cli.refused(tmp_path, "show", path).found
+    assert "interrupted repair" in cli.refused(tmp_path, "show", path).expected
     cli.ok("repair", path, "--resume")
     passes(cli, "file", path)
     assert cli.refused(tmp_path, "repair", path, "--resume").where.endswith(".repair")
