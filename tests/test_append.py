@@ -256,3 +256,16 @@ def test_a_copys_journal_is_not_believed(
     else:
         cli.ok(*words, "--resume")
     assert (tmp_path / "out.gguf").read_bytes() == whole.read_bytes()
+
+
+def test_a_pipe_is_not_waited_for(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    output = tmp_path / "out.gguf"
+    os.mkfifo(tmp_path / "out.gguf.partial")
+    for words in (
+        *(("repair", pipe, way) for way in ("--in-place", "--undo", "--resume")),
+        ("repack", tiny, "--append-to", pipe, "--in-place"),
+        *(("repack", tiny, "--dialect", "split-i8", "-o", output, *more) for more in ((), ("--resume",))),
+    ):
+        assert cli.refused(tmp_path, *words).found == "a device or a pipe"
