@@ -14,7 +14,7 @@ from engramctl.checkpoint import CheckpointSource
 from engramctl.dialect_keys import hyperparameters
 from engramctl.errors import EngramctlError
 from engramctl.repair import no_room, said, undo, write_over
-from engramctl.repair_plan import PADDING, head_of
+from engramctl.repair_plan import PADDING, head_of, require_near
 from engramctl.tensor_pieces import KvType
 from formats import disk, gguf_split, ranges
 from formats import gguf_file as gguf
@@ -54,6 +54,7 @@ def plan(source: CheckpointSource, model: Path, dialect: Dialect, kv_type: KvTyp
         raise EngramctlError("--dialect", "a GGUF dialect that is written: ds4 or split-i8", dialect.name)
     repair_journal.refuse_open(model)
     header = gguf.read_header(model)
+    require_near(header, header.data_start)
     if gguf_split.position(header)[1] > 1:
         hint = "llama-gguf-split --merge joins them"
         raise EngramctlError(str(model), "a model in one file", "a shard of a split GGUF", hint)

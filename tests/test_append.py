@@ -15,6 +15,7 @@ from faults import Faulty
 from engramctl import repair, repair_journal
 from formats import disk, ranges
 from formats import gguf_file as gguf
+from formats.gguf_write import encode_parts
 
 KEYS = [("general.architecture", gguf.string("deepseek41"))]
 UNKNOWN = 250  # no ggml type
@@ -269,3 +270,23 @@ def test_a_pipe_is_not_waited_for(cli: Cli, tiny: Path, tmp_path: Path) -> None:
         *(("repack", tiny, "--dialect", "split-i8", "-o", output, *more) for more in ((), ("--resume",))),
     ):
         assert cli.refused(tmp_path, *words).found == "a device or a pipe"
+
+
+def test_a_huge_alignment_takes_no_memory(cli: Cli, tiny: Path, container: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for power in (21, 28, 31):
+        keys = [*KEYS, (gguf.ALIGNMENT_KEY, gguf.u32(1 << power))]
+        path.write_bytes(encode_parts(keys, [("a.weight", 0, (32,), 0)]))
+        os.truncate(path, (1 << power) + 128)
+        for refusal in refused_both_ways(cli, tiny, tmp_path, path):
+            assert (refusal.expected, refusal.found) == ("an alignment of at most 1048576", f"{1 << power}")
+    header, data = gguf.read_header(container), container.read_bytes()
+    keys = [*header.keys.items()]
+    keys = [(name, gguf.u32(1 << 28) if name == gguf.ALIGNMENT_KEY else value) for name, value in keys]
+    keys = [(name, value) for name, value in keys if not name.endswith(".rows")]
+    infos = [(t.name, t.type, t.shape, n << 28) for n, t in enumerate(header.tensors)]
+    path.write_bytes(encode_parts(keys, infos))
+    os.truncate(path, (len(infos) + 1) << 28)
+    assert len(data) < path.stat().st_size
+    for way in ("--in-place", "--dry-run"):
+        assert "alignment" in cli.refused(tmp_path, "repair", path, "--from", tiny, way).expected
