@@ -13,14 +13,15 @@ from engramctl import pieces, repack_split, repair_journal, tensor_pieces
 from engramctl.checkpoint import CheckpointSource
 from engramctl.dialect_keys import hyperparameters
 from engramctl.errors import EngramctlError
-from engramctl.repair import BOTH_WAYS, write_over
-from engramctl.repair_plan import PADDING, head_of
+from engramctl.repair import no_room, said, undo, write_over
+from engramctl.repair_plan import PADDING, head_of, require_near
 from engramctl.tensor_pieces import KvType
 from formats import disk, gguf_split, ranges
 from formats import gguf_file as gguf
 from formats.dialect import Dialect
 from formats.dialects import DS4
 from formats.disk import ReadFile, WriteFile
+from formats.errors import FormatError, shown
 from formats.gguf_file import GgufHeader
 from formats.gguf_write import encode_parts
 
@@ -51,7 +52,9 @@ def plan(source: CheckpointSource, model: Path, dialect: Dialect, kv_type: KvTyp
     """Where everything goes; a model that has tables already, or whose offsets leave no room, is refused."""
     if dialect.layout not in ("row264", "split264") or not dialect.tensors:
         raise EngramctlError("--dialect", "a GGUF dialect that is written: ds4 or split-i8", dialect.name)
+    repair_journal.refuse_open(model)
     header = gguf.read_header(model)
+    require_near(header, header.data_start)
     if gguf_split.position(header)[1] > 1:
         hint = "llama-gguf-split --merge joins them"
         raise EngramctlError(str(model), "a model in one file", "a shard of a split GGUF", hint)
@@ -72,7 +75,7 @@ def plan(source: CheckpointSource, model: Path, dialect: Dialect, kv_type: KvTyp
         for name, value in hyperparameters(dialect, dict(source.config), str(source.path / "config.json")):
             keys.setdefault(name, value)
     old = [(t.name, t.type, t.shape, t.offset) for t in header.tensors]
-    end = max((t.offset + (t.size or 0) for t in header.tensors), default=0)
+    end = _end(header)
     length = len(encode_parts(list(keys.items()), old + [(name, kind, shape, 0) for name, kind, shape, _ in made]))
     step = max(ranges.BLOCK, header.alignment)
     room = header.data_start
@@ -82,6 +85,20 @@ def plan(source: CheckpointSource, model: Path, dialect: Dialect, kv_type: KvTyp
     head = head_of(list(keys.items()), old + placed, room, header.alignment)
     starts = {name: room + offset for name, _, _, offset in placed}
     return AppendPlan(header, dialect, source, kv_type, head, starts, room + size)
+
+
+def _end(header: GgufHeader) -> int:
+    """Where the model's last tensor ends, from the start of its data on; nothing that is not a tensor may follow it."""
+    end = 0
+    for tensor in header.tensors:
+        if tensor.size is None:
+            where = f"tensor {shown(tensor.name)}"
+            raise FormatError(header.path, where, "a ggml type of known size", f"type {tensor.type}")
+        end = max(end, tensor.offset + tensor.size)
+    more = header.file_size - header.data_start - gguf.aligned(end, header.alignment)
+    if more > 0:
+        raise FormatError(header.path, None, "a file that ends with its last tensor", f"{more} bytes more")
+    return end
 
 
 def fits(length: int, room: int, alignment: int) -> bool:
@@ -124,31 +141,44 @@ def to_file(
     every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
     who = repack_split.identity(made.source, made.dialect, **pieces.identity(model, made.head))
     needed = pieces.bytes_of(model, output) + tensor_pieces.data_bytes(made.source)
-    pieces.write(output, made.size, needed, every, who, resume, force, progress)
+    sources = [model.path, *repack_split.files_of(made.source)]
+    pieces.write(output, made.size, needed, every, who, sources, resume, force, progress)
 
 
 def in_place(made: AppendPlan, progress: pieces.Progress = lambda n: None) -> None:
     """The tables behind the model's own tensors, then the new header in front of all of them."""
     model = made.model
     path, inserted = model.path, made.moved
-    if repair_journal.journal_of(path).exists():
-        raise EngramctlError(str(path), "no interrupted repair", "one", BOTH_WAYS)
+    repair_journal.refuse_open(path)
     if inserted % ranges.block_of(path):
         what = "a header that ends on the file system's blocks"
         raise EngramctlError(str(path), what, f"{inserted} bytes to be put in", "-o FILE writes a copy")
     with ReadFile.open(path) as file:
-        old = file.read(0, model.data_start, "the header")
-        body, size = repair_journal.sample(file, model.data_start), file.size
+        size = file.size
+        old = file.read(0, min(model.data_start, size), "the header")  # without tensors it may end before the padding
+        body = repair_journal.sample(file, len(old), size - len(old))
+    tail = made.size - inserted - size
     free, needed = disk.free_bytes(path), tensor_pieces.data_bytes(made.source) + pieces.SPARE_BYTES
     if free < needed:
         raise EngramctlError(str(path.parent), f"{needed} free bytes", f"{free}")
-    repair_journal.begin(path, old, old, 0, size, body, grown=True)
-    with WriteFile.open(path) as out:
-        out.resize(made.size - inserted)
-        for piece in repack_split.fill(
-            made.source, made.dialect, made.kv_type, {name: at - inserted for name, at in made.starts.items()}
-        ):
+    if inserted and not ranges.inserts(path.resolve().parent):
+        raise no_room(path)
+    repair_journal.begin(path, old, old, 0, size, body, tail, grown=True)
+    with said(path, "--undo"):
+        try:
+            _write_tail(made, size + tail, progress)
+        except (FormatError, EngramctlError):
+            undo(path)  # the checkpoint is not as it must be: nothing is left behind
+            raise
+        repair_journal.begin(path, old, made.head, inserted, size, body, tail, force=True)
+    with said(path, "--resume or --undo"):
+        write_over(path, made.head, inserted, size, tail)
+
+
+def _write_tail(made: AppendPlan, size: int, progress: pieces.Progress) -> None:
+    starts = {name: at - made.moved for name, at in made.starts.items()}
+    with WriteFile.open(made.model.path) as out:
+        out.resize(size)
+        for piece in repack_split.fill(made.source, made.dialect, made.kv_type, starts):
             piece.fill(out, progress)
         out.sync()
-    repair_journal.begin(path, old, made.head, inserted, made.size - inserted, body, force=True)
-    write_over(path, made.head, inserted, made.size - inserted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from engramctl import __version__
 from engramctl.errors import EngramctlError
-from formats import disk, ranges
+from formats import disk, ranges, strict_json
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
 from formats.gguf_file import GgufHeader
@@ -74,17 +74,26 @@ def write(
     needed: int,
     pieces: Sequence[Piece],
     identity: dict[str, Any],
+    sources: Iterable[Path] = (),
     resume: bool = False,
     force: bool = False,
     progress: Progress = lambda n: None,
 ) -> None:
-    """Every piece into `output` of `size` bytes, of which `needed` are no hole; bad content leaves nothing behind."""
-    disk.refuse_existing(output, force)
+    """Every piece into `output` of `size` bytes, of which `needed` are no hole; bad content leaves nothing behind.
+
+    The `sources` are what the pieces are made of: none of them is written over.
+    """
     partial, journal = (output.with_name(output.name + ending) for ending in (".partial", ".journal"))
+    _refuse_sources((output, partial, journal), sources)
+    disk.refuse_existing(output, force)
     if partial.exists():
         with WriteFile.open(partial) as left:
             _take(left, partial)
     done = _done(partial, journal, identity, resume, force)
+    if done and not (done <= len(pieces) and disk.system.status(partial).st_size == size):
+        what = f"at most {len(pieces)} pieces done, in a file of {size} bytes"
+        found = f"{done}, in {disk.system.status(partial).st_size}"
+        raise EngramctlError(str(journal), what, found, "start again with --force")
     if done is None:
         if not output.parent.is_dir():
             raise FormatError(output.parent, None, "a folder", "a file" if output.parent.exists() else "nothing there")
@@ -109,6 +118,20 @@ def write(
             raise
     disk.publish(partial, output, force)
     _remove(journal)
+
+
+def files_of(path: Path) -> list[Path]:
+    """A checkpoint's or a container's own files: all of a folder, or the one."""
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def _refuse_sources(written: Sequence[Path], sources: Iterable[Path]) -> None:
+    """By whichever name or link."""
+    there = [path for path in written if path.exists()]
+    for source in sources if there else ():
+        for path in there:
+            if source.exists() and path.samefile(source):
+                raise FormatError(path, None, "an output that is none of its own sources", f"{source.name}")
 
 
 def _take(file: WriteFile, partial: Path) -> None:
@@ -146,15 +169,16 @@ def _done(partial: Path, journal: Path, identity: dict[str, Any], resume: bool, 
         return None
     if not resume:
         raise EngramctlError(str(partial), "no unfinished output", "one", BOTH_WAYS)
-    lines: list[Any] = []
+    lines: list[dict[str, Any]] = []
     if journal.exists() and partial.exists():
-        with ReadFile.open(journal) as file, contextlib.suppress(ValueError):
-            lines = [json.loads(line) for line in file.read(0, min(file.size, 1 << 20), "journal").splitlines()]
-    if len(lines) < 2 or not isinstance(lines[1], dict) or type(lines[1].get("done")) is not int:
+        with ReadFile.open(journal) as file, contextlib.suppress(FormatError):
+            text = file.read(0, min(file.size, 1 << 20), "journal")
+            lines = [strict_json.read_object(journal, line, 0) for line in text.splitlines()]
+    if len(lines) < 2 or type(lines[1].get("done")) is not int or lines[1]["done"] < 0:
         _remove(partial, journal)  # it ended before its journal was whole: nothing was done yet
         return None
     if lines[0] != identity:
-        changed = [name for name in identity if not isinstance(lines[0], dict) or lines[0].get(name) != identity[name]]
+        changed = [name for name in identity if lines[0].get(name) != identity[name]]
         what = f"the same {', '.join(changed)} as when it was begun"
         raise EngramctlError(str(journal), what, "others", "start again with --force, or bring back what changed")
     return int(lines[1]["done"])

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engramctl import __version__, identity, pieces, tensor_pieces, unfinished
+from engramctl import __version__, identity, pieces, repack_split, tensor_pieces, unfinished
 from engramctl.checkpoint import CheckpointSource
 from engramctl.errors import EngramctlError
 from engramctl.extents import data_rows
@@ -50,7 +50,8 @@ def _bare(source: CheckpointSource, folder: Path, resume: bool, force: bool, pro
                 done = [other for other in done if other != layer]
                 needed = _held(source, [other for other in every if other not in done])
                 piece, own = tensor_pieces.row264_piece(source.table(layer), 0), who | {"layer": layer}
-                pieces.write(path, size, needed, [piece], own, resume=True, force=True, progress=progress)
+                sources = repack_split.files_of(source)
+                pieces.write(path, size, needed, [piece], own, sources, resume=True, force=True, progress=progress)
             identity.require_same(source.path, who, _plan(source), "do not change it while it is read")
             if layer not in done:
                 done = [*done, layer]

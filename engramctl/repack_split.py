@@ -40,6 +40,11 @@ def identity(source: CheckpointSource, dialect: Dialect, **more: Any) -> dict[st
     return {"version": __version__, "dialect": dialect.name, "shards": stamps} | more
 
 
+def files_of(source: CheckpointSource) -> list[Path]:
+    """What is read, or lies beside it in the checkpoint's folder."""
+    return [*pieces.files_of(source.path), *sorted({tensor.path for tensor in source.tensors.values()})]
+
+
 def infos(source: CheckpointSource, dialect: Dialect, kv_type: KvType) -> Infos:
     """The Engram's tensors in a dialect of GGUF: weights first, tables last."""
     sizes, kind = source.sizes, KV_TYPES[kv_type]
@@ -100,5 +105,5 @@ def split(
     every = [*fill(source, SPLIT_I8, kv_type, layout.starts), head]
     who = identity(source, SPLIT_I8, kv_type=kv_type, header=hashlib.sha256(layout.header).hexdigest())
     needed = tensor_pieces.data_bytes(source) + len(layout.header)
-    pieces.write(output, layout.file_size, needed, every, who, resume, force, progress)
+    pieces.write(output, layout.file_size, needed, every, who, files_of(source), resume, force, progress)
     return layout.file_size

@@ -18,8 +18,6 @@ from formats import disk, gguf_split, ranges
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
 
-BOTH_WAYS = "--resume finishes it, --undo takes it back"
-
 Progress = Callable[[int], None]
 
 
@@ -51,7 +49,10 @@ def to_file(
     every = pieces.of_file(header, made.old_end, made.data_start, ways)
     every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
     who, needed = pieces.identity(header, made.head), pieces.bytes_of(header, output)
-    pieces.write(output, size, needed, every, who, resume, force, progress)
+    shards = gguf_split.places(header.path, gguf_split.position(header)[1])
+    origin = Path(made.truth.origin)  # of a profile there is no such file
+    sources = [header.path, *shards, *pieces.files_of(origin)]
+    pieces.write(output, size, needed, every, who, sources, resume, force, progress)
     return ways[-1]
 
 
@@ -65,34 +66,57 @@ def _require_name(made: RepairPlan, output: Path) -> None:
 def in_place(made: RepairPlan) -> None:
     """The repaired header in the file itself; the journal is there until it is done."""
     path = made.header.path
-    if repair_journal.journal_of(path).exists():
-        raise EngramctlError(str(path), "no interrupted repair", "one", BOTH_WAYS)
+    repair_journal.refuse_open(path)
     inserted = made.moved
     if inserted < 0 or inserted % ranges.block_of(path):
         what = "a header that ends on the file system's blocks"
         raise EngramctlError(str(path), what, f"{inserted} bytes to be put in", "-o FILE writes a repaired copy")
     with ReadFile.open(path) as file:
         old = file.read(0, made.old_end, "the header")
-        body, size = repair_journal.sample(file, made.old_end), file.size
+        size = file.size
+        body = repair_journal.sample(file, made.old_end, size - made.old_end)
     repair_journal.begin(path, old, made.head, inserted, size, body)
-    write_over(path, made.head, inserted, size)
+    with said(path, "--resume or --undo"):
+        write_over(path, made.head, inserted, size)
 
 
-def write_over(path: Path, head: bytes, inserted: int, size: int) -> None:
-    """Make room at the start of a file of `size` bytes and write the head; its journal is there, and goes."""
+def write_over(path: Path, head: bytes, inserted: int, size: int, tail: int = 0) -> None:
+    """Make room at the start of a file of `size` bytes and a tail, and write the head; its journal is there, and goes.
+
+    Where no room can be made the tail goes as well.
+    """
     try:
         if inserted:
             ranges.insert(path, inserted)
     except OSError as error:
-        if disk.system.status(path).st_size != size:
+        if disk.system.status(path).st_size != size + tail:
             raise  # it was put in, and then something broke: the journal knows
+        _cut(path, size)
         repair_journal.remove(path)
         if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOTTY):
-            what = "a file system that puts ranges into files (Linux: ext4, XFS)"
-            raise EngramctlError(str(path), what, "one that does not", "-o FILE writes a repaired copy") from None
+            raise no_room(path) from None
         raise
     _write_head(path, head)
     repair_journal.remove(path)
+
+
+def no_room(path: Path) -> EngramctlError:
+    """Only a copy can be made there."""
+    what = "a file system that puts ranges into files (Linux: ext4, XFS)"
+    return EngramctlError(str(path), what, "one that does not", "-o FILE writes a copy")
+
+
+@contextlib.contextmanager
+def said(path: Path, way: str) -> Iterator[None]:
+    """What breaks while a journal is there is said with the way on from it."""
+    try:
+        yield
+    except OSError as error:
+        if not repair_journal.journal_of(path).exists():
+            raise
+        found = error.strerror or type(error).__name__
+        hint = f"the journal is there: engramctl repair {path} {way}"
+        raise EngramctlError(error.filename or str(path), "every step of it done", found.lower(), hint) from None
 
 
 def resume(path: Path) -> str:
@@ -101,7 +125,7 @@ def resume(path: Path) -> str:
     if found.grown:
         hint = "--undo takes it back; then repack --append-to again"
         raise EngramctlError(str(path), "a repair that can be finished", "an append that was writing its tail", hint)
-    if _state(path, found) == "before" and found.inserted:
+    if _state(path, found, old, whole=True) == "before" and found.inserted:
         _write_head(path, old)  # an undo may have been interrupted
         ranges.insert(path, found.inserted)
     _write_head(path, new)
@@ -110,30 +134,44 @@ def resume(path: Path) -> str:
 
 
 def undo(path: Path) -> str:
-    """Take an interrupted repair back."""
+    """Take an interrupted repair back, and the tail of an interrupted append."""
     found, old, _ = repair_journal.read(path)
-    if found.grown:
-        with WriteFile.open(path) as file:
-            file.resize(found.size)
-            file.sync()
-    if _state(path, found) == "after" and found.inserted:
+    if _state(path, found, old) == "after" and found.inserted:
         ranges.collapse(path, found.inserted)
     _write_head(path, old)
+    _cut(path, found.size)
     repair_journal.remove(path)
     return "undone"
 
 
-def _state(path: Path, found: repair_journal.Journal) -> str:
-    """Was the room made? By the file's size, and by the first tensor bytes being where they then are."""
+def _state(path: Path, found: repair_journal.Journal, old: bytes, whole: bool = False) -> str:
+    """Was the room made? By the file's size, and by the first tensor bytes being where they then are.
+
+    The tail may be missing, unless the file has to be `whole`: it is not begun, or an undo has cut it off.
+    """
+    full = found.size + found.tail
+    sizes = [full, *([] if found.grown or not found.inserted else [full + found.inserted])]
+    if not whole and found.tail:
+        sizes.insert(0, found.size)
     with ReadFile.open(path) as file:
-        after = file.size == found.size + found.inserted and found.inserted > 0
-        if not after and file.size != found.size:
-            sizes = f"{found.size} or {found.size + found.inserted} bytes, as its journal says"
-            raise FormatError(path, None, sizes, f"{file.size}")
+        if file.size not in sizes:
+            what = f"{' or '.join(map(str, sizes))} bytes, as its journal says"
+            raise FormatError(path, None, what, f"{file.size}")
+        after = file.size == full + found.inserted and found.inserted > 0
         place = found.old_end + (found.inserted if after else 0)
-        if repair_journal.sample(file, place) != found.body_sha256:
+        if repair_journal.sample(file, place, found.size - found.old_end) != found.body_sha256:
             raise FormatError(path, place, "the tensor data that its journal is about", "other bytes")
+        if found.grown and file.read(0, found.old_end, "the header") != old:
+            raise FormatError(path, 0, "the header that its journal is about", "another")
     return "after" if after else "before"
+
+
+def _cut(path: Path, size: int) -> None:
+    """The file without its tail."""
+    with WriteFile.open(path) as file:
+        if file.size != size:
+            file.resize(size)
+            file.sync()
 
 
 def _write_head(path: Path, head: bytes) -> None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from engramctl.errors import EngramctlError
 from formats import disk, strict_json
 from formats.disk import ReadFile
-from formats.errors import FormatError
+from formats.errors import FormatError, shown
 
-SCHEMA = "engramctl/repair-journal/1"
+SCHEMA = "engramctl/repair-journal/2"
 BODY_SAMPLE = 1 << 16  # bytes at the start of the tensor data that tell this file from another
 MOST_LINE = 1 << 16
+MOST_HEADS = 1 << 29  # bytes of both headers
+LARGEST = 2**63 - 1  # of a file
 
 
 @dataclass(frozen=True)
@@ -27,24 +30,35 @@ class Journal:
 
     schema: str
     size: int  # of the file before
-    old_end: int  # where the tensor data began
+    old_end: int  # where the tensor data began, or the file ended
     new_end: int  # where it will begin
     inserted: int  # bytes put in at the start
+    tail: int  # bytes written behind its end
+    grown: bool  # the tail is being written still: only undoing is possible
     body_sha256: str  # of the first bytes of the tensor data
-    heads_sha256: str
-    grown: bool = False  # a tail is being written behind it: only undoing is possible
+    sha256: str = ""  # of everything else here, and both heads
+
+    def digest(self, heads: bytes) -> str:
+        return hashlib.sha256(replace(self, sha256="").line() + heads).hexdigest()
+
+    def line(self) -> bytes:
+        return (json.dumps(asdict(self), separators=(",", ":")) + "\n").encode()
 
 
 def journal_of(path: Path) -> Path:
     """Beside the file itself, whichever link leads to it."""
-    real = path.resolve()
-    return real.with_name(real.name + ".repair")
+    try:
+        real = path.resolve()
+        return real.with_name(real.name + ".repair")
+    except RuntimeError:
+        raise FormatError(path, None, "a file", "a loop of links") from None
+    except ValueError:
+        raise FormatError(path, None, "a file", "a folder") from None
 
 
-def sample(file: ReadFile, start: int) -> str:
-    """A digest of the first tensor bytes."""
-    count = max(0, min(BODY_SAMPLE, file.size - start))
-    return hashlib.sha256(file.read(start, count, "tensor data")).hexdigest()
+def sample(file: ReadFile, start: int, count: int) -> str:
+    """A digest of the first of `count` tensor bytes."""
+    return hashlib.sha256(file.read(start, max(0, min(BODY_SAMPLE, count)), "tensor data")).hexdigest()
 
 
 def begin(
@@ -54,14 +68,17 @@ def begin(
     inserted: int,
     size: int,
     body: str,
+    tail: int = 0,
     grown: bool = False,
     force: bool = False,
 ) -> Journal:
     """Write the journal, whole and durable."""
-    digest = hashlib.sha256(old + new).hexdigest()
-    made = Journal(SCHEMA, size, len(old), len(new), inserted, body, digest, grown)
-    line = (json.dumps(asdict(made), separators=(",", ":")) + "\n").encode()
-    disk.write_whole(journal_of(path), [line, old, new], force)
+    if len(old) + len(new) > MOST_HEADS:
+        what = f"a header that is at most {MOST_HEADS // 2} bytes long"
+        raise FormatError(path, None, what, f"{max(len(old), len(new))} bytes")
+    made = Journal(SCHEMA, size, len(old), len(new), inserted, tail, grown, body)
+    made = replace(made, sha256=made.digest(old + new))
+    disk.write_whole(journal_of(path), [made.line(), old, new], force)
     return made
 
 
@@ -69,20 +86,50 @@ def read(path: Path) -> tuple[Journal, bytes, bytes]:
     """The journal beside a file, and the two heads; anything else raises `FormatError`."""
     place = journal_of(path)
     with ReadFile.open(place) as file:
-        data = file.read(0, file.size, "journal")
-    line, _, heads = data.partition(b"\n")
-    found = strict_json.read_object(place, line[:MOST_LINE], 0)
+        if file.size > MOST_LINE + MOST_HEADS:
+            raise FormatError(place, None, f"a journal of at most {MOST_LINE + MOST_HEADS} bytes", f"{file.size}")
+        line, _, _ = file.read(0, min(MOST_LINE, file.size), "journal").partition(b"\n")
+        made = _journal(place, strict_json.read_object(place, line, 0))
+        length = len(line) + 1 + made.old_end + made.new_end
+        if file.size != length:
+            raise FormatError(place, None, f"both heads as they were written, {length} bytes in all", f"{file.size}")
+        heads = file.read(len(line) + 1, made.old_end + made.new_end, "both heads")
+    if made.digest(heads) != made.sha256:
+        raise FormatError(place, None, "sizes and both heads as they were written", "others")
+    return made, heads[: made.old_end], heads[made.old_end :]
+
+
+def _journal(place: Path, found: dict[str, object]) -> Journal:
+    if found.get("schema") != SCHEMA or set(found) != {field.name for field in fields(Journal)}:
+        what = f"a journal of schema {SCHEMA}"
+        raise FormatError(place, None, what, shown(found.get("schema")) if "schema" in found else "another file")
+    made = Journal(**found)  # type: ignore[arg-type]
+    numbers = (made.size, made.old_end, made.new_end, made.inserted, made.tail)
+    if any(type(number) is not int or not 0 <= number <= LARGEST for number in numbers) or sum(numbers) > LARGEST:
+        raise FormatError(place, None, "sizes of a file", f"{numbers}")
+    if type(made.grown) is not bool or made.old_end > made.size:
+        raise FormatError(place, None, "a journal of a repair", "a contradiction")
+    return made
+
+
+def left(path: Path) -> tuple[str, str] | None:
+    """What was interrupted beside a file, if anything was, and the way on from it."""
+    if not journal_of(path).exists():
+        return None
     try:
-        made = Journal(**found)  # type: ignore[arg-type]
-    except TypeError:
-        raise FormatError(place, None, "a journal of a repair", "another file") from None
-    numbers = (made.size, made.old_end, made.new_end, made.inserted)
-    if made.schema != SCHEMA or any(type(number) is not int or number < 0 for number in numbers):
-        raise FormatError(place, None, f"a journal of schema {SCHEMA}", f"{made.schema!r:.60}")
-    old, new = heads[: made.old_end], heads[made.old_end :]
-    if len(new) != made.new_end or hashlib.sha256(heads).hexdigest() != made.heads_sha256:
-        raise FormatError(place, None, "both heads as they were written", "others")
-    return made, old, new
+        grown = read(path)[0].grown
+    except FormatError as error:
+        return "a journal that says nothing", f"{error}; move it away if it is not this file's"
+    if grown:
+        return "an append that was writing its tail", f"engramctl repair {path} --undo"
+    return "a repair", f"engramctl repair {path} --resume finishes it, --undo takes it back"
+
+
+def refuse_open(path: Path) -> None:
+    """Nothing else is done with a file whose repair or append was interrupted."""
+    there = left(path)
+    if there is not None:
+        raise EngramctlError(str(path), "no interrupted repair or append", *there)
 
 
 def remove(path: Path) -> None:

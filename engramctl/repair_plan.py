@@ -22,6 +22,8 @@ from formats.ranges import BLOCK
 
 PADDING = "engramctl.padding"  # a string of blanks: the header ends where the tensor data has to begin
 ARCHITECTURE = "general.architecture"
+MOST_ALIGNMENT = 1 << 20  # bytes; the dialects' largest is 16384
+MOST_GAP = 64 << 20  # bytes between a header and what stays behind it: they are held in memory
 PADDING_BYTES = 8 + len(PADDING) + 4 + 8  # of the key, without its blanks
 
 Change = dict[str, str]  # what, was, now
@@ -61,6 +63,7 @@ def plan(path: Path, header: GgufHeader, source: Dialect, target: Dialect, truth
     step, shift = _steps(path, header, target)
     bare = encode_parts(keys, tensors)
     old_end = header.data_start + dropped
+    require_near(header, old_end)
     room = old_end + shift
     if shift:
         changes.append({"what": "place of the tables", "was": f"{old_end}", "now": f"{room} and a page"})
@@ -82,8 +85,22 @@ def _require_first(path: Path, header: GgufHeader) -> None:
     if gguf_split.position(header)[0]:
         where = f"the shard with the keys: {gguf_split.first_of(header)}"
         raise EngramctlError(str(path), where, f"shard {gguf_split.position(header)[0] + 1}")
+    for shard in header.shards or (header,):
+        name = gguf_split.ENDING.search(shard.path.name)
+        number, count = gguf_split.position(shard)
+        if count > 1 and name is not None and int(name[1]) != number + 1:
+            raise FormatError(shard.path, "key split.no", f"{int(name[1]) - 1}, as in its name", f"{number}")
     for where, expected, found in header.split_errors:
         raise FormatError(path, where, expected, found)
+
+
+def require_near(header: GgufHeader, end: int) -> None:
+    """The header is written anew up to `end`, and moved by whole alignments: both have to be small."""
+    if header.alignment > MOST_ALIGNMENT:
+        raise FormatError(header.path, None, f"an alignment of at most {MOST_ALIGNMENT}", f"{header.alignment}")
+    if end - header.header_end > MOST_GAP:
+        gap = f"{end - header.header_end}"
+        raise FormatError(header.path, None, f"at most {MOST_GAP} bytes between header and tables", gap)
 
 
 def _fits(bare: bytes, room: int, alignment: int) -> bool:
@@ -259,7 +276,8 @@ def _tensors(header: GgufHeader, source: Dialect, target: Dialect, changes: list
         made.append((name, tensor.type, tensor.shape, tensor.offset))
     if not gone or not made:
         return made, 0
-    first, last = made[0][3], max(offset for _, _, _, offset in made)
+    offsets = [offset for _, _, _, offset in made]
+    first, last = min(offsets), max(offsets)
     for tensor in header.alone.tensors:
         if tensor.name in gone and first < tensor.offset < last:
             where, what = f"tensor {tensor.name}", "constants before or behind all other tensors"

@@ -39,6 +39,10 @@ def find(
     if not layers:
         found = "; ".join(("none", *gguf_split.notes(header)))
         raise FormatError(header.path, None, "a table, so that constants can be held against it", found)
+    own = profile.sizes.layers
+    if min(own) < 0 or (source is None and not set(layers) <= set(own)):
+        found = f"{profile.name} with {list(own) if min(own) >= 0 else 'none'}"
+        raise EngramctlError(str(header.path), f"a profile with its layers {layers}", found, _other(source))
     truth = _truth(header, dialect, source, profile, profile_name)
     rows = container_sizes.rows_of(header, dialect, {}, layers)
     strange = [layer for layer in layers if layer not in truth.params.layers]

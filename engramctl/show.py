@@ -160,8 +160,8 @@ def _tail_notes(header: GgufHeader) -> list[str]:
 def _repair_note(path: Path) -> list[str]:
     from engramctl import repair_journal
 
-    left = repair_journal.journal_of(path)
-    return [f"an in-place repair was interrupted: engramctl repair {path} --resume"] if left.exists() else []
+    there = repair_journal.left(path)
+    return [] if there is None else [f"interrupted: {there[0]}; {there[1]}"]
 
 
 def _container_sizes(

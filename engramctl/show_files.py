@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from engramctl import maps
+from engramctl import maps, repair_journal
 from engramctl.profiles import Profile
 from engramctl.sidecars import Sidecar
 from formats.errors import FormatError
@@ -19,9 +19,8 @@ def refuse_part(path: Path) -> None:
         raise FormatError(
             path, None, f"a header: it is in {first}; cat {first} {path.name} makes the file", "a later part"
         )
-    left = path.with_name(path.name + ".repair")
-    if left.exists():
-        raise FormatError(path, None, "a container", f"an interrupted repair: engramctl repair {path} --resume")
+    if path.is_file():
+        repair_journal.refuse_open(path)  # the header may not be there yet
 
 
 def sidecar(found: Sidecar, profile: Profile) -> dict[str, Any]:

@@ -143,8 +143,11 @@ class WriteFile(_Open):
 
     @classmethod
     def open(cls, path: PathLike) -> WriteFile:
-        """An existing file, its bytes kept."""
-        return cls(path, system.open(path, os.O_WRONLY))
+        """An existing file, its bytes kept. A pipe that nobody reads would be waited for."""
+        mode = system.status(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise FormatError(path, None, "a file", "a folder" if stat.S_ISDIR(mode) else "a device or a pipe")
+        return cls(path, system.open(path, os.O_WRONLY | os.O_NONBLOCK))
 
     @property
     def size(self) -> int:

@@ -111,6 +111,18 @@ def copy(
         disk.system.close(goes)
 
 
+def inserts(folder: Path) -> bool:
+    """Can ranges be put into files there? Found by trying with one."""
+    with tempfile.TemporaryFile(dir=folder) as trial:
+        trial.write(bytes(BLOCK))
+        trial.flush()
+        try:
+            calls.fallocate(trial.fileno(), INSERT_RANGE, 0, block_of(folder))
+        except OSError:
+            return False
+    return True
+
+
 def shares(path: Path, folder: Path) -> bool:
     """Does the file system there share blocks of the file with another? Found by trying with one."""
     if folder.stat().st_dev != path.stat().st_dev:

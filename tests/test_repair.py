@@ -19,6 +19,7 @@ from gguf import GGUFReader, GGUFValueType
 
 from engramctl import pieces, repair, repair_journal
 from formats import disk, gguf_file, ranges
+from formats.gguf_write import encode_parts
 
 CONSTANTS = ("multipliers", "primes", "offsets", "token_map", "pad_id")
 
@@ -368,7 +369,7 @@ def test_an_interrupted_repair_is_named_and_nothing_else_touches_it(
             cli("repair", path, "--from", tiny, "--in-place")
     refusal = cli.refused(tmp_path, "repair", path, "--from", tiny, "--in-place")
     assert "--resume" in refusal.hint
-    assert "interrupted repair" in cli.refused(tmp_path, "show", path).found
+    assert "interrupted repair" in cli.refused(tmp_path, "show", path).expected
     cli.ok("repair", path, "--resume")
     passes(cli, "file", path)
     assert cli.refused(tmp_path, "repair", path, "--resume").where.endswith(".repair")
@@ -606,3 +607,23 @@ def test_what_no_constant_mends_is_said(cli: Cli, tiny: Path, model: Model, tmp_
     assert "still not as ds4 wants it: tensor a.weight" in said
     report = cli.ok("repair", path, "--from", tiny, "--dry-run", "--json").json
     assert (report["healthy"], [each["rule"] for each in report["left"]]) == (False, ["tail"])
+
+
+def test_constants_that_are_tensors_go_whichever_info_comes_first(
+    cli: Cli, tiny: Path, model: Model, tmp_path: Path
+) -> None:
+    """Infos in another order than the offsets: no tensor starts before the data."""
+    path = files.make("tensor-constants", tmp_path, model)
+    header = gguf_file.read_header(path)
+    infos = [(t.name, t.type, t.shape, t.offset) for t in reversed(header.tensors)]
+    head = encode_parts(list(header.keys.items()), infos)
+    rewrite(path, lambda data: data.__setitem__(slice(0, len(head)), head))
+    kept = {name: digest for name, digest in bodies(path).items() if not name.startswith("engram_")}
+    cli.ok("repair", path, "--from", tiny, "--to-dialect", "split-i8", "-o", tmp_path / "copy.gguf")
+    assert sorted(bodies(tmp_path / "copy.gguf").values()) == sorted(kept.values())
+
+
+@pytest.mark.parametrize("name", ["blt", "longcat-2.0", "engram-demo", "qwen3.8-flash-next"])
+def test_a_profile_of_other_layers_is_refused(cli: Cli, published: Path, tmp_path: Path, name: str) -> None:
+    refusal = cli.refused(tmp_path, "repair", published, "--dry-run", "--profile", name)
+    assert refusal.expected == "a profile with its layers (1, 14)"

@@ -201,3 +201,20 @@ def test_constants_of_a_missing_key_are_told_of_the_first_shard(cli: Cli, model:
     del keys[f"{NEW}pad_id"]
     made = split(tmp_path, keys, files.quantised(model))
     assert found(differs(cli, "file", made[0]))[0][2] == f"key not found in model: {NEW}pad_id"
+
+
+def test_shards_whose_numbers_do_not_fit_their_names_are_not_repaired(
+    cli: Cli, tiny: Path, model: Model, tmp_path: Path
+) -> None:
+    """All of them would be the first."""
+    paths = split(tmp_path, files.llamacpp_keys(model), files.quantised(model))
+    for path in paths[1:]:
+        data = bytearray(path.read_bytes())
+        at = data.index(b"split.no") + len("split.no") + 4
+        data[at : at + 2] = bytes(2)
+        path.write_bytes(data)
+    for path in paths:
+        for way in ("--in-place", "--dry-run"):
+            refusal = cli.refused(tmp_path, "repair", path, "--from", tiny, way)
+            assert refusal.where.endswith("key split.no")
+            assert refusal.found == "0"

@@ -81,14 +81,12 @@ def repair(
 
 def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str | None) -> RepairPlan:
     from engramctl import repair_journal, repair_plan, repair_values
-    from engramctl.repair import BOTH_WAYS
     from formats.dialects import DIALECTS, by_name
     from formats.errors import FormatError
     from formats.gguf_split import read_model
     from formats.recognise import recognise
 
-    if repair_journal.journal_of(file).exists():
-        raise EngramctlError(str(file), "no interrupted repair", "one", BOTH_WAYS)
+    repair_journal.refuse_open(file)
     target = None if to_dialect is None else by_name(to_dialect)
     if to_dialect is not None and target is None:
         known = ", ".join(each.name for each in DIALECTS if each.keys)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
-from engramctl import container_sizes, kinds, sidecars, tables
+from engramctl import container_sizes, kinds, repair_journal, sidecars, tables
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile
 from engramctl.source import is_container
@@ -37,8 +37,11 @@ def check(path: Path, profile: Profile, loader: str | None = None, release: bool
         raise EngramctlError("--loader", f"one of {', '.join((*LOADERS, ALL))}, which this version knows", str(loader))
     if not is_container(path) and loader is None and sidecars.recognise(path) is not None:
         return _sidecar(path, profile)
-    kinds.refuse_other(path, kinds.GGUF, (kinds.GGUF, kinds.UNFINISHED))
     result = Result(Coverage("rules", 0, len(of_dialect(loader or DS4.name))))
+    if (there := repair_journal.left(path)) is not None:  # its header may be half another
+        result.add("unfinished", str(path), "no interrupted repair or append", f"{there[0]}; {there[1]}")
+        return result
+    kinds.refuse_other(path, kinds.GGUF, (kinds.GGUF, kinds.UNFINISHED))
     if (why := kinds.unfinished(path)) is not None:
         result.add("unfinished", str(path), "a finished output", f"{why}: repack --resume finishes it")
         if not is_container(path):
