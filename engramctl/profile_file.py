@@ -19,6 +19,7 @@ from engramctl.errors import EngramctlError
 from engramctl.rules import HashRule
 from formats.disk import ReadFile
 from formats.errors import FormatError, shown
+from formats.row264 import WIDTH
 
 SUFFIX = ".toml"
 MOST_BYTES = 1 << 18  # 64 layers of 16 columns, each with 5 multipliers, take half of it
@@ -256,8 +257,8 @@ def _combinations(facts: dict[str, Any], where: str) -> None:
     storage = (facts["storage"]["layout"], facts["storage"]["encoding"])
     if storage not in STORAGES:
         _refuse(where, "storage", f"layout and encoding as {_spell(STORAGES)}", " ".join(storage))
-    if storage[1] == "e4m3_e8m0_32" and facts["sizes"]["width"] != 256:
-        _refuse(where, "sizes.width", "256 for rows of e4m3_e8m0_32", f"{facts['sizes']['width']}")
+    if storage[1] == "e4m3_e8m0_32" and facts["sizes"]["width"] != WIDTH:
+        _refuse(where, "sizes.width", f"{WIDTH} for rows of e4m3_e8m0_32", f"{facts['sizes']['width']}")
     module = tuple(facts["module"][name] for name in ("projection", "norm", "gate", "combine"))
     if module not in MODULES:
         _refuse(where, "module", f"projection, norm, gate and combine as {_spell(MODULES)}", " ".join(module))

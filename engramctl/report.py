@@ -149,8 +149,13 @@ def _columns() -> int:
 def _console(soft_wrap: bool = True) -> Console:
     from rich.console import Console
 
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            """Rich would end the program with 1, which is what a check says of a difference."""
+            raise BrokenPipeError
+
     width = None if sys.stdout.isatty() else _columns()
-    return Console(file=sys.stdout, highlight=False, emoji=False, soft_wrap=soft_wrap, width=width)
+    return Plain(file=sys.stdout, highlight=False, emoji=False, soft_wrap=soft_wrap, width=width)
 
 
 def _plain(text: str) -> str:

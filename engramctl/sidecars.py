@@ -121,7 +121,8 @@ def _hlwq(file: ReadFile) -> Sidecar:
     facts: dict[str, Any] = dict(zip(HLWQ_WORDS, struct.unpack_from("<6I", head, 8), strict=True))
     facts["centroids"] = list(struct.unpack_from("<16f", head, 32))
     problems = []
-    geometry = {"version": 1, "width": 256, "block": 128, "row_bytes": row_layouts.HLWQ_BYTES, "alignment": 4096}
+    geometry = {"version": 1, "width": row264.WIDTH, "block": 128, "row_bytes": row_layouts.HLWQ_BYTES}
+    geometry["alignment"] = 4096
     for name, expected in geometry.items():
         if facts[name] != expected:
             problems.append((name, f"{expected}", f"{facts[name]}"))

@@ -241,7 +241,16 @@ def test_a_closed_pipe_ends_silently() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--help",), ("--version",), ("profiles", "--json"), ("params",), ("hash", "--ids", "1")]
+    "words",
+    [
+        ("--help",),
+        ("--version",),
+        ("profiles",),
+        ("profiles", "--json"),
+        ("check", "--list"),
+        ("params",),
+        ("hash", "--ids", "1"),
+    ],
 )
 def test_a_pipe_that_was_closed_before_the_first_word(words: tuple[str, ...]) -> None:
     ours, theirs = os.pipe()
