@@ -1,17 +1,24 @@
-"""AMX on a machine without it: what would be executed, and that nobody meets it before it gave the right bits."""
+"""AMX on a machine without it: what it would execute, carried out, and that nobody meets it before it gave the right
+bits."""
 
 # ruff: noqa: ANN401 - llvmlite and Numba have no types
 from __future__ import annotations
 
 import hashlib
+import platform
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 import pytest
+from cli_helpers import ROOT
 from llvmlite import binding, ir
 
 from engramctl import fast, reference
@@ -19,6 +26,8 @@ from engramctl.errors import EngramctlError
 from engramctl.fast import amx, cache, cpu, tiles
 from engramctl.fast.weights import range_of
 from formats.floats import from_bf16
+
+HERE = cpu.features()
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +109,7 @@ def test_the_answer_that_is_expected_is_the_references() -> None:
     digest, weights = hashlib.sha256(), {}
     for values, weight in amx.question():
         bits = weights.setdefault(weight.scales is None, weight.bits())
-        assert amx.exact(range_of(values), range_of(bits))
+        assert amx.exact(range_of(values), fast.hold(weight, "portable").range)
         digest.update(reference.project(values, bits).tobytes())
     assert digest.hexdigest() == amx.ANSWER
 
@@ -150,3 +159,55 @@ def test_tiles_that_give_the_defined_bits_are_used_and_not_asked_again(
     assert cpu.choose("amx") == "amx"
     assert len(asked) == 1
     assert (with_tiles / "amx").read_text() == "equal"
+
+
+def test_operands_that_tiles_are_not_for_take_another_path_and_ask_nobody(
+    monkeypatch: pytest.MonkeyPatch, with_tiles: Path
+) -> None:
+    """Whoever answers the question may meet them: had it to ask the question again, there would be no end."""
+    monkeypatch.setattr(cpu, "features", lambda: HERE | {"amx-tile", "amx-bf16"})
+    monkeypatch.setattr(amx, "_asked", lambda: pytest.fail("asked"))
+    values, weight = np.full((1, 40), 1, np.uint16), np.full((3, 40), 0x3F80, np.uint16)
+    held = replace(fast.hold(weight, "portable"), path="amx")
+    assert not amx.exact(range_of(values), held.range)
+    assert fast.project(values, held).tolist() == reference.project(values, weight).tolist()
+
+
+# A process whose illegal tile instructions are carried out; on a processor with AMX none is illegal, and it does them.
+EMULATED = """
+import ctypes, functools, os, sys
+emulator = ctypes.CDLL(sys.argv[1])
+emulator.install()
+from llvmlite import binding
+there = {**binding.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True}
+os.environ["NUMBA_CPU_NAME"] = binding.get_host_cpu_name()
+os.environ["NUMBA_CPU_FEATURES"] = ",".join("-+"[has] + name for name, has in there.items())
+binding.get_host_cpu_features = lambda: there
+from engramctl.fast import amx
+native = amx.permitted()
+amx.permitted = lambda: True
+amx.trusted = functools.cache(lambda: amx.answer("amx") == amx.ANSWER)
+import pytest
+code = pytest.main(["-n0", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-k", "[amx]", "tests/test_pairs.py"])
+print(int(code), native, emulator.carried_out())
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64" or not cpu.NEEDS["avx512"] <= cpu.features(),
+    reason="AMX's machine code needs Linux on x86-64 with AVX-512",
+)
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler, which the emulator of AMX needs")
+def test_the_machine_code_for_amx_gives_the_references_bits(tmp_path: Path) -> None:
+    """All that test_pairs.py asks of a path, of the code that a processor with AMX would run."""
+    library = tmp_path / "emulator.so"
+    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-shared", "-fPIC")
+    subprocess.run(["cc", *flags, "-o", library, ROOT / "tests" / "amx_emulator.c", "-lm"], check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", EMULATED, library], cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "4 passed" in done.stdout, done.stdout
+    code, native, count = done.stdout.split()[-3:]
+    assert code == "0"
+    assert native == "True" or int(count) > 50_000  # the question alone is 34,524

@@ -48,6 +48,13 @@ PATHS = ("amx", "tiles")
 ARCH_PRCTL, ASK, TILE_DATA = 158, 0x1023, 18  # Linux: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
 ANSWER = "1d9d1f29145239fd92b8cfc0969433fdd377fe1ba3692f769fff4999a6dbf7b2"  # by the reference, to the question
 LONGEST = 120  # seconds for the question in another process
+ANSWERING = """
+import sys
+from engramctl.fast import amx
+amx.trusted = bool  # this process is not to ask another one
+amx.permitted() or sys.exit(1)
+print(amx.answer('amx'))
+"""
 
 
 def exact(e: Range, w: Range) -> bool:
@@ -183,14 +190,12 @@ def trusted() -> bool:
 
 
 def _asked() -> bool:
-    code = "import sys; from engramctl.fast import amx; amx.permitted() or sys.exit(1); print(amx.answer('amx'))"
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
-        )
+        command = [sys.executable, "-c", ANSWERING]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False)
     except (OSError, subprocess.SubprocessError):
         return False
     return done.returncode == 0 and done.stdout.strip() == ANSWER

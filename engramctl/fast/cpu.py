@@ -51,6 +51,11 @@ def paths() -> list[str]:
     return [path for path in NEEDS if can(path)]
 
 
+def without_tiles() -> str:
+    """The fastest path for operands that tiles must not be used for. Asks nothing of AMX: it is asked by what asks."""
+    return next(path for path in NEEDS if path != "amx" and can(path))
+
+
 def choose(kernel: str) -> str:
     """The path for `--kernel`: the fastest for auto; one that cannot run here raises `EngramctlError`."""
     if kernel == "auto":

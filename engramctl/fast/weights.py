@@ -85,7 +85,7 @@ def _packed(weight: Projection | NDArray[np.uint16]) -> Packed:
     if weight.scales is None:
         return _pack_bf16(weight)
     blocks, lowest, highest = tuple(-(-n // BLOCK) for n in weight.shape), *SCALES
-    low, high = int(weight.scales.min(initial=lowest)), int(weight.scales.max(initial=lowest))
+    low, high = int(weight.scales.min(initial=highest)), int(weight.scales.max(initial=lowest))
     if weight.scales.shape == blocks and low >= lowest and high <= highest:
         made = _pack_e4m3(weight, weight.scales, Range(low - 136, high - E8M0_BIAS + 9))
         if made is not None:
