@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from cli_helpers import Cli, Copy
 
 from engramctl import profiles, repack, repack_plan, synth
 from engramctl.checkpoint import open_checkpoint
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, where CI started us with it ignored
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from formats import disk, tree_digest
 
 LONG = os.environ.get("ENGRAMCTL_LONG") == "1"
 FAULTS, KILLS = (1000, 150) if LONG else (100, 15)
+pytestmark = [pytest.mark.timeout(0)] if LONG else []
 
 
 class Killed(BaseException):
