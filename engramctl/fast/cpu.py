@@ -3,6 +3,7 @@ target lacks, LLVM ends the process."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numba
@@ -22,6 +23,7 @@ NEEDS = {  # fastest first
 }
 
 
+@functools.cache
 def features() -> set[str]:
     """What the processor has and Numba compiles for; `NUMBA_CPU_FEATURES` and `NUMBA_ENABLE_AVX` take away."""
     there = {name for name, has in binding.get_host_cpu_features().items() if has}
@@ -51,8 +53,10 @@ def paths() -> list[str]:
     return [path for path in NEEDS if can(path)]
 
 
-def without_tiles() -> str:
-    """The fastest path for operands that tiles must not be used for. Asks nothing of AMX: it is asked by what asks."""
+@functools.cache
+def vectors() -> str:
+    """The fastest path without tiles, for operands that these are not for and for all but projections. Asks nothing of
+    AMX: whoever tries that comes here too."""
     return next(path for path in NEEDS if path != "amx" and can(path))
 
 

@@ -51,7 +51,7 @@ def _project(values: NDArray[np.uint16], packed: Packed, kv: NDArray[np.uint16])
         if K and amx.exact(within, packed.range):
             amx.project(values, packed, kv, together, least)
             return
-        path = cpu.without_tiles()
+        path = cpu.vectors()
     run = _portable if path == "portable" else _kernels[path, _fused(within, packed)]
     chunks = -(-K // CHUNK)
     inputs = np.zeros((T, chunks * CHUNK), np.float32)
