@@ -57,9 +57,11 @@ def hashing(source: Source, count: int, rounds: int) -> Iterator[Line]:
     yield from compare("hash", f"{count:,} tokens, all layers", count, "tokens", candidates, "NumPy", rounds)
 
 
-def projection(source: Source, layer: int, counts: tuple[int, ...], rounds: int) -> Iterator[Line]:
+def projection(
+    source: Source, layer: int, counts: tuple[int, ...], rounds: int, kernel: str = "auto"
+) -> Iterator[Line]:
     given = source.weights(layer).projection
-    weight, packed = given.bits(), fast.hold(given)
+    weight, packed = given.bits(), fast.hold(given, kernel)
     wide = from_bf16(weight)
     t = peers.torch()
     theirs = None if t is None else peers.as_torch(t, weight)
@@ -103,10 +105,10 @@ def gating(source: Source, layer: int, counts: tuple[int, ...], rounds: int) -> 
         yield from compare("gate", f"{count:,} tokens", count, "tokens", candidates, peer, rounds)
 
 
-def whole(source: Source, layer: int, counts: tuple[int, ...], rounds: int) -> Iterator[Line]:
+def whole(source: Source, layer: int, counts: tuple[int, ...], rounds: int, kernel: str = "auto") -> Iterator[Line]:
     """Tokens and hidden states in, new hidden states out, of one layer; the table warm and mapped."""
     t, params, sizes = peers.torch(), source.params(), source.sizes
-    with Pipeline(source, (layer,), io="mmap", prewarm=True) as pipe:
+    with Pipeline(source, (layer,), io="mmap", prewarm=True, kernel=kernel) as pipe:
         for count in counts:
             tokens, hidden = tokens_of(source, count), bits((count, sizes.streams, sizes.hidden))
 
