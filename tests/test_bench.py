@@ -15,6 +15,7 @@ from engramctl.bench import advice, cold, lookups, measure, peers, run, stages
 from engramctl.bench.measure import Line
 from engramctl.errors import EngramctlError
 from engramctl.fast import cpu
+from engramctl.placement.place import Io
 from engramctl.source import open_source
 from engramctl.table import Table
 from formats import page_cache
@@ -116,6 +117,18 @@ def test_a_peer_that_computes_something_else_is_not_timed(container: Path, monke
             list(stages.hashing(source, 50, 1))
         with pytest.raises(EngramctlError, match="bench: gate by NumPy: expected the same numbers as ours"):
             list(stages.gating(source, 1, (3,), 1))
+
+
+@pytest.mark.parametrize("io", ["mmap", "ram"])
+def test_both_layers_in_a_chain_are_the_peers_too(container: Path, io: Io, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SETTLE", 0.0)
+    with open_source(container) as source:
+        lines = list(stages.whole(source, (1, 14), (3,), 1, io=io))
+        assert [line.candidate for line in lines][:2] == [f"engramctl --io {io}", "NumPy"]
+        assert {(line.case, line.amount) for line in lines} == {("3 tokens", 3)}
+        monkeypatch.setattr(peers, "numpy_gate", lambda hidden, kv, weights, eps, clamp: hidden)
+        with pytest.raises(EngramctlError, match="bench: pipeline by NumPy: expected the same numbers as ours"):
+            list(stages.whole(source, (14,), (3,), 1, io=io))
 
 
 def test_bench_reports_every_group_as_json_and_as_a_table(

@@ -97,7 +97,7 @@ def _cases(source: Source, layer: int, size: Size, kernel: str) -> dict[str, Ite
         "lookup token": lookups.cold_rows(table, token, 4 * size.rounds, f"one cold token, {token} rows"),
         "projection": stages.projection(source, layer, size.batches, size.rounds, kernel),
         "gate": stages.gating(source, layer, size.batches, size.rounds),
-        "pipeline": stages.whole(source, layer, size.batches, size.rounds, kernel),
+        "pipeline": stages.whole(source, (layer,), size.batches, size.rounds, kernel),
     }
 
 
