@@ -14,10 +14,12 @@ ROOT = Path(__file__).parent.parent
 LOOKUP = """
 import numpy as np
 from engramctl.fast import cache, lookup
-from engramctl.fast.decode import _lookup
+from engramctl.fast.cpu import vectors
+from engramctl.fast.decode import lookups
 rows = np.zeros((1, 264), np.uint8); rows[0, :256], rows[0, 256:] = 0x38, 120
 assert (lookup(rows) == 0x3C00).all()
-print(cache.FOLDER, *(sum(getattr(_lookup._compiled.stats, "cache_" + kind).values()) for kind in ("hits", "misses")))
+stats = lookups[vectors()]._compiled.stats
+print(cache.FOLDER, *(sum(getattr(stats, "cache_" + kind).values()) for kind in ("hits", "misses")))
 """
 PROJECT = """
 import numpy as np

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -12,20 +13,22 @@ from hypothesis import strategies as st
 from tiers import bits, outcome
 
 from engramctl import fast, reference
-from engramctl.fast import amx, cache
+from engramctl.fast import amx, cache, cpu, decode, gather
 from engramctl.fast.cache import in_parts
 from engramctl.fast.project import _fused
+from engramctl.fast.rows import LEAST_SCALE, MOST_SCALE
 from engramctl.fast.weights import Packed, range_of
 from engramctl.projection import Projection
 from formats.floats import E4M3_VALUES, E8M0_VALUES, exact_in_bf16, from_bf16, to_bf16
-from formats.row264 import BLOCK, ROW_BYTES
+from formats.row264 import BLOCK, ROW_BYTES, SURE_BELOW, WIDTH, pack
 
 SEEDED = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
 # Windows of BF16 exponents: usual numbers; products among the subnormals, where a fused multiply-add rounds otherwise;
 # sums that overflow; everything at once, where most results are refused.
 WINDOWS = {"usual": (118, 130), "subnormal": (0, 60), "huge": (180, 192), "any": (0, 254)}
-PATHS = [*fast.cpu.paths(), "tiles"]  # tiles that are written out: AMX's kernel on any processor
+WAYS = [path for path in decode.WAYS if path in cpu.paths()]
+PATHS = [*cpu.paths(), "tiles"]  # tiles that are written out: AMX's kernel on any processor
 windows, seeds = st.sampled_from(sorted(WINDOWS)), st.integers(0, 2**32 - 1)
 
 
@@ -48,13 +51,46 @@ def _threads_as_before() -> Iterator[None]:
     fast.use_threads(before)
 
 
+@contextmanager
+def forced(path: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "vectors", lambda: path)
+        yield
+
+
+@pytest.mark.parametrize("path", WAYS)
 @SEEDED
-@given(seeds, st.integers(0, 40), st.booleans())
-def test_lookup_has_equal_bits_on_any_bytes(seed: int, count: int, strided: bool) -> None:
-    rows = np.random.default_rng(seed).integers(0, 256, (count, 2, ROW_BYTES), dtype=np.uint8)
+@given(seeds, st.integers(0, 40), st.booleans(), st.booleans())
+def test_lookup_has_equal_bits_on_any_bytes(path: str, seed: int, count: int, usual: bool, strided: bool) -> None:
+    random = np.random.default_rng(seed)
+    rows = random.integers(0, 256, (count, 2, ROW_BYTES), dtype=np.uint8)
+    if usual:  # but for one row in four
+        rows[..., :WIDTH] = codes(random, count * 2, WIDTH).reshape(count, 2, WIDTH)
+        rows[..., WIDTH:] = random.integers(LEAST_SCALE, MOST_SCALE + 1, (count, 2, ROW_BYTES - WIDTH))
+        rows[random.integers(0, 4, (count, 2)) == 0, random.integers(0, ROW_BYTES)] = 0xFF
     if strided:
         rows = rows[::-1, 1:]
-    assert outcome(fast.lookup, rows) == outcome(reference.lookup, rows)
+    with forced(path):
+        assert outcome(fast.lookup, rows) == outcome(reference.lookup, rows)
+
+
+@pytest.mark.parametrize("path", WAYS)
+def test_every_code_under_every_scale_is_decoded_to_its_value(path: str) -> None:
+    """At every place of a row, as the only row of its kind and on the way out of a table."""
+    every = np.arange(256, dtype=np.uint8)
+    for first in range(256):  # the code in a row's first place
+        stored = np.broadcast_to(every + np.uint8(first), (256, WIDTH)).copy()
+        stored[:, np.isnan(E4M3_VALUES[stored[0]])] = 0 if first % 2 else 0x7F
+        scales = np.repeat(every[:, None], WIDTH // BLOCK, 1)
+        rows = pack(stored, scales)
+        flat, out, order = rows.reshape(-1), np.empty((256, WIDTH), np.uint16), every[::-1].astype(np.int64)
+        with forced(path):
+            found = fast.lookup(rows)
+            doubtful = gather.values(flat, ROW_BYTES, flat[WIDTH:], ROW_BYTES, order, out)
+        want = reference.lookup(rows)
+        np.testing.assert_array_equal(found, want)
+        np.testing.assert_array_equal(out, want[order])
+        np.testing.assert_array_equal(doubtful, (stored == 0x7F).any(1) | (order >= SURE_BELOW))
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -29,7 +29,7 @@ from engramctl.fast import cpu
 from formats import floats, row264
 
 F = TypeVar("F", bound=Callable[..., Any])
-Argument = NDArray[Any] | np.generic  # of a kernel
+Argument = NDArray[Any] | np.generic | int  # of a kernel
 settings: Any = numba.config
 
 
@@ -108,7 +108,8 @@ class Kernel:
             self._ready = True
 
     def __call__(self, first: int, last: int, *arguments: Argument) -> None:
-        self.ready()
+        if not self._ready:
+            self.ready()
         self._compiled(first, last, *arguments)
 
 
@@ -158,7 +159,10 @@ def use_threads(count: int) -> None:
 
 def in_parts(run: Kernel, count: int, least: int, *arguments: Argument) -> None:
     """Call run(first, last, *arguments) for 0..count in as many parts as there are threads, none below `least` long."""
-    parts = max(1, min(_threads.count, count // max(1, least)))
+    parts = min(_threads.count, count // max(1, least))
+    if parts <= 1:  # nothing is shared, and a small call's time is its overhead
+        run(0, count, *arguments)
+        return
     edges = list(itertools.pairwise(count * i // parts for i in range(parts + 1)))
     run.ready()
     waiting = [_threads.get().submit(run, first, last, *arguments) for first, last in edges[1:]]

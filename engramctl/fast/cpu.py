@@ -3,6 +3,7 @@ target lacks, LLVM ends the process."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numba
@@ -22,6 +23,7 @@ NEEDS = {  # fastest first
 }
 
 
+@functools.cache
 def features() -> set[str]:
     """What the processor has and Numba compiles for; `NUMBA_CPU_FEATURES` and `NUMBA_ENABLE_AVX` take away."""
     there = {name for name, has in binding.get_host_cpu_features().items() if has}
@@ -49,6 +51,12 @@ def can(path: str) -> bool:
 def paths() -> list[str]:
     """The paths that can run, fastest first."""
     return [path for path in NEEDS if can(path)]
+
+
+@functools.cache
+def vectors() -> str:
+    """The fastest path without tiles: what all but the projection takes."""
+    return next(path for path in NEEDS if path != "amx" and can(path))
 
 
 def choose(kernel: str) -> str:

@@ -10,31 +10,29 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from engramctl.fast.cache import in_parts, kernel, reads, writes
-from engramctl.fast.decode import BITS
-from engramctl.fast.emit import copy, decode_block, prefetch
-from formats.floats import E4M3_NAN
-from formats.row264 import BLOCK, ROW_BYTES, SCALES, WIDTH
+from engramctl.fast import cpu
+from engramctl.fast.cache import Kernel, in_parts, kernel, named_kernel, reads, writes
+from engramctl.fast.decode import BASES, BITS, WAYS, by_table
+from engramctl.fast.emit import copy, prefetch
+from engramctl.fast.rows import decode_row
+from formats.row264 import ROW_BYTES, SCALES, WIDTH
 
 AHEAD = 16  # rows; enough to hide a miss behind the rows before it
 LINE = 64  # bytes that come together
 LEAST_ROWS = 1024  # a thread for fewer costs more than it saves
-LEAST_SCALE, MOST_SCALE = 10, 246  # what `decode_block` can do; others are looked up
 
 
 def raw(part: NDArray[np.uint8], stride: int, rows: NDArray[np.int64], out: NDArray[np.uint8], column: int) -> None:
     """part, flat: `stride` bytes a row; those of [n] `rows`, all within it, go to out[:, column:column + stride]."""
     flat, numbers = out.reshape(-1), np.ascontiguousarray(rows)
-    sizes = np.array([stride, out.shape[1], column], np.int64)
-    in_parts(_raw, len(numbers), LEAST_ROWS, part, sizes, numbers, flat)
+    in_parts(_raw, len(numbers), LEAST_ROWS, part, stride, out.shape[1], column, numbers, flat)
 
 
-@kernel(reads(types.uint8, 1), reads(types.int64, 1), reads(types.int64, 1), writes(types.uint8, 1))
+@kernel(reads(types.uint8, 1), *(types.int64,) * 3, reads(types.int64, 1), writes(types.uint8, 1))
 def _raw(
-    first: int, last: int, part: NDArray[np.uint8], sizes: NDArray[np.int64], rows: NDArray[np.int64],
+    first: int, last: int, part: NDArray[np.uint8], stride: int, width: int, column: int, rows: NDArray[np.int64],
     out: NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    stride, width, column = sizes[0], sizes[1], sizes[2]
     for i in range(first, last):
         if i + AHEAD < last:
             at = rows[i + AHEAD] * stride
@@ -60,35 +58,35 @@ def values(
     Returns [n] where to look closer: a row with a NaN, or with a scale under which some number has no value.
     """
     flat, numbers, doubtful = out.reshape(-1), np.ascontiguousarray(rows), np.empty(len(rows), np.bool_)
-    strides = np.array([code_stride, scale_stride], np.int64)
-    in_parts(_values, len(numbers), LEAST_ROWS, codes, scales, strides, numbers, BITS, flat, doubtful)
+    arrays = codes, code_stride, scales, scale_stride, numbers, BASES, BITS, flat, doubtful
+    in_parts(decoding[cpu.vectors()], len(numbers), LEAST_ROWS, *arrays)
     return doubtful
 
 
-@kernel(
-    reads(types.uint8, 1), reads(types.uint8, 1), reads(types.int64, 1), reads(types.int64, 1),
-    reads(types.uint16, 2), writes(types.uint16, 1), writes(types.boolean, 1),
-)  # fmt: skip
-def _values(
-    first: int, last: int, codes: NDArray[np.uint8], scales: NDArray[np.uint8], strides: NDArray[np.int64],
-    rows: NDArray[np.int64], bits: NDArray[np.uint16], out: NDArray[np.uint16], doubtful: NDArray[np.bool_],
-) -> None:  # fmt: skip
-    code_stride, scale_stride = strides[0], strides[1]
-    for i in range(first, last):
-        if i + AHEAD < last:
-            at = rows[i + AHEAD] * code_stride
-            for byte in range(0, WIDTH, LINE):
-                prefetch(codes, at + byte)
-            prefetch(scales, rows[i + AHEAD] * scale_stride + SCALES - 1)
-        doubt = False
-        for block in range(SCALES):
-            scale = scales[rows[i] * scale_stride + block]
-            at, to = rows[i] * code_stride + block * BLOCK, i * WIDTH + block * BLOCK
-            if LEAST_SCALE <= scale <= MOST_SCALE:
-                doubt |= decode_block(codes, at, scale, out, to)
-                continue
-            doubt |= scale > MOST_SCALE
-            for j in range(BLOCK):
-                out[to + j] = bits[scale, codes[at + j]]
-                doubt |= codes[at + j] & E4M3_NAN == E4M3_NAN
-        doubtful[i] = doubt
+def _values(path: str) -> Kernel:
+    lanes, shuffled = WAYS[path]
+
+    def run(
+        first: int, last: int, codes: NDArray[np.uint8], code_stride: int, scales: NDArray[np.uint8], scale_stride: int,
+        rows: NDArray[np.int64], bases: NDArray[np.uint32], bits: NDArray[np.uint16], out: NDArray[np.uint16],
+        doubtful: NDArray[np.bool_],
+    ) -> None:  # fmt: skip
+        for i in range(first, last):
+            if i + AHEAD < last:
+                at = rows[i + AHEAD] * code_stride
+                for byte in range(0, WIDTH, LINE):
+                    prefetch(codes, at + byte)
+                prefetch(scales, rows[i + AHEAD] * scale_stride + SCALES - 1)
+            at, under = rows[i] * code_stride, rows[i] * scale_stride
+            doubt = False
+            if not decode_row(codes, at, scales, under, bases, out, i * WIDTH, lanes, shuffled):
+                doubt = by_table(codes, at, scales, under, bits, out, i * WIDTH)
+            doubtful[i] = doubt
+
+    table = reads(types.uint8, 1), types.int64
+    constants = reads(types.uint32, 1), reads(types.uint16, 2)
+    results = writes(types.uint16, 1), writes(types.boolean, 1)
+    return named_kernel(f"_values_{path}", run, *table, *table, reads(types.int64, 1), *constants, *results)
+
+
+decoding = {path: _values(path) for path in WAYS}
