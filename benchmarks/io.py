@@ -13,6 +13,7 @@ import json
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from engramctl import profiles, repack, repack_plan, synth
+from engramctl import repack, repack_plan
 from engramctl.bench import cold, lookups, stages
 from engramctl.checkpoint import open_checkpoint
 from engramctl.source import open_source
@@ -29,9 +30,11 @@ from engramctl.table import Part, Table
 from formats.disk import ReadFile
 from formats.row264 import ROW_BYTES, WIDTH
 
+sys.path.insert(0, str(Path(__file__).parent))
+import large
+
 PIECE = 1 << 18  # rows written at a time
 ROWS, TOKEN_ROWS, TOKENS = 20_000, 48, 512
-BASE, HIDDEN = 20_000, 5120  # of the made checkpoint: a million rows, the release's hidden width
 
 
 def write_table(path: Path, size: int) -> int:
@@ -152,11 +155,11 @@ def from_bench(lines: Iterator[Any]) -> Iterator[dict[str, Any]]:
 def prefill(folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """A token and many, through the whole pipeline from a warm mapped table."""
     print("a prefill", flush=True)
-    synth.make(folder / "ckpt", profiles.load(), 1, real_tokens=True, full_size=False, base=BASE, hidden=HIDDEN)
+    large.wide(folder / "ckpt")
     with open_checkpoint(folder / "ckpt") as source:
         repack.write(repack_plan.plan(source, "f16"), folder / "engram.gguf")
     with open_source(folder / "engram.gguf") as source:
-        yield from from_bench(stages.whole(source, source.sizes.layers[0], (1, TOKENS), rounds))
+        yield from from_bench(stages.whole(source, source.sizes.layers[:1], (1, TOKENS), rounds))
 
 
 def targets(lines: list[dict[str, Any]]) -> list[tuple[str, float, float]]:

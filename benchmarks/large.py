@@ -1,4 +1,4 @@
-"""Checkpoints of real rows, as large as a benchmark needs: the synthetic ones with other primes and quick numbers."""
+"""Checkpoints as large as a benchmark needs: the synthetic ones with other primes, quick numbers, the real width."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from engramctl import profiles, synth
 from formats import row264
 
 COLUMNS, LAYERS = 24, 2
+BASE, HIDDEN = 20_000, 5120  # of `wide`: half a million rows a layer, the release's hidden width
 BLOCK = (32 << 20) + 8191  # numbers drawn once and laid down again and again, never at the same place of a row
 
 
@@ -36,3 +37,8 @@ def make(folder: Path, gib: float) -> int:
     finally:
         synth._bytes = slow
     return sum(made.sizes.rows)
+
+
+def wide(folder: Path) -> None:
+    """A checkpoint whose projections have the release's size, with tables that are quickly written."""
+    synth.make(folder, profiles.load(), 1, real_tokens=True, full_size=False, base=BASE, hidden=HIDDEN)

@@ -18,6 +18,7 @@ from tiers import TIERS, bits
 
 from engramctl import reference
 from engramctl.errors import EngramctlError
+from engramctl.projection import Projection, held
 from engramctl.verify import bounds
 from formats import row264
 from formats.floats import E4M3_VALUES, E8M0_VALUES, exact_in_f16, from_bf16, to_bf16
@@ -126,7 +127,7 @@ def test_a_published_case_stage_by_stage(published: dict[str, Any]) -> None:
         outputs = [tier.values[0].project(values, weight) for tier in TIERS]
         np.testing.assert_array_equal(*outputs)
         kv.append(outputs[0])
-        for parts, part in zip((exact, magnitude), bounds.kv_f64(values, weight), strict=True):
+        for parts, part in zip((exact, magnitude), bounds.kv_f64(values, held(weight)), strict=True):
             parts.append(part)
         official.append(official_kv(act, act_scales, codes, scales))
     assert codes_seen.hexdigest() == published["input_sha256"]["wkv_codes_u8"]
@@ -354,7 +355,7 @@ def test_projection_and_gate_stay_within_their_bounds(seed: int) -> None:
     weight = splitmix.uniform(seed + 200, 1.0, (S + 1) * D, K)
     q, k = splitmix.uniform(seed + 300, 1.5, S, D), splitmix.uniform(seed + 400, 1.5, S, D)
     kv = reference.project(values, weight)
-    exact, magnitude = bounds.kv_f64(values, weight)
+    exact, magnitude = bounds.kv_f64(values, held(weight))
     got = from_bf16(kv).astype(float)
     assert (np.abs(got - exact) <= bounds.kv_bound(exact, got, magnitude, K)).all()
     key, value = kv[:, : S * D].reshape(T, S, D), kv[:, S * D :]
@@ -378,7 +379,7 @@ def test_bounds_are_no_wider_than_they_say() -> None:
 def test_a_wrong_projection_leaves_the_bound() -> None:
     """Value before keys, one weight's sign, one scale byte: each is seen."""
     values, weight = splitmix.uniform(1, 1.0, 2, 256), splitmix.uniform(2, 1.0, 160, 256)
-    exact, magnitude = bounds.kv_f64(values, weight)
+    exact, magnitude = bounds.kv_f64(values, held(weight))
     flipped = weight.copy()
     flipped[7, np.abs(from_bf16(weight[7])).argmax()] ^= 0x8000
     doubled = weight.copy()
@@ -413,6 +414,27 @@ def test_weights_without_a_value_are_refused(part: str, at: tuple[int, int], byt
     (codes if part == "code" else scales)[at] = byte
     with pytest.raises(EngramctlError, match=re.escape(message)):
         reference.dequantise(codes, scales, "w")
+
+
+def test_a_stored_weight_is_taken_a_band_at_a_time_and_gives_the_same() -> None:
+    random, asked = np.random.default_rng(6), list[tuple[int, int]]()
+    codes, scales = random.integers(0, 0x7F, (700, 70), np.uint8), random.integers(110, 130, (22, 3), np.uint8)
+
+    def rows(first: int, last: int) -> np.ndarray:
+        asked.append((first, last))
+        return codes[first:last]
+
+    stored, values = Projection((700, 70), rows, scales), splitmix.uniform(6, 1.0, 3, 70)
+    whole = bounds.kv_f64(values, held(reference.dequantise(codes, scales)))
+    np.testing.assert_array_equal(bounds.kv_f64(values, stored), whole)
+    assert asked == [(0, 256), (256, 512), (512, 700)]
+    for part, at, byte in ((codes, (600, 6), 0x7F), (scales, (20, 2), 255), (scales, (20, 2), 250)):
+        before, part[at] = int(part[at]), byte
+        with pytest.raises(EngramctlError) as refused:
+            reference.dequantise(codes, scales)
+        with pytest.raises(EngramctlError, match=re.escape(str(refused.value))):
+            bounds.kv_f64(values, stored)
+        part[at] = before
 
 
 def test_scales_of_the_wrong_shape_are_refused() -> None:

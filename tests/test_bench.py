@@ -14,6 +14,8 @@ from engramctl import fast
 from engramctl.bench import advice, cold, lookups, measure, peers, run, stages
 from engramctl.bench.measure import Line
 from engramctl.errors import EngramctlError
+from engramctl.fast import cpu
+from engramctl.placement.place import Io
 from engramctl.source import open_source
 from engramctl.table import Table
 from formats import page_cache
@@ -117,6 +119,18 @@ def test_a_peer_that_computes_something_else_is_not_timed(container: Path, monke
             list(stages.gating(source, 1, (3,), 1))
 
 
+@pytest.mark.parametrize("io", ["mmap", "ram"])
+def test_both_layers_in_a_chain_are_the_peers_too(container: Path, io: Io, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SETTLE", 0.0)
+    with open_source(container) as source:
+        lines = list(stages.whole(source, (1, 14), (3,), 1, io=io))
+        assert [line.candidate for line in lines][:2] == [f"engramctl --io {io}", "NumPy"]
+        assert {(line.case, line.amount) for line in lines} == {("3 tokens", 3)}
+        monkeypatch.setattr(peers, "numpy_gate", lambda hidden, kv, weights, eps, clamp: hidden)
+        with pytest.raises(EngramctlError, match="bench: pipeline by NumPy: expected the same numbers as ours"):
+            list(stages.whole(source, (14,), (3,), 1, io=io))
+
+
 def test_bench_reports_every_group_as_json_and_as_a_table(
     cli: Cli, container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +157,22 @@ def test_bench_reports_every_group_as_json_and_as_a_table(
     shown = cli("bench", container, "--only", "hash,gate", "--layer", 14, "--quick", "--quiet")
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.decode().splitlines()[-1].startswith("The tables are")
+
+
+@pytest.mark.parametrize("kernel", ["amx", "avx512", "avx2", "portable"])
+def test_a_kernel_is_measured_or_refused(
+    kernel: str, cli: Cli, container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, hold = list[str](), fast.hold
+    monkeypatch.setattr(fast, "hold", lambda weight, path="auto": (used.append(path), hold(weight, path))[1])
+    monkeypatch.setattr(run, "QUICK", dataclasses.replace(run.QUICK, batches=(1,)))
+    words = ("bench", container, "--quick", "--only", "projection,pipeline", "--kernel", kernel)
+    if kernel in cpu.paths():
+        assert cli(*words, "--json").json["machine"]["kernel"] == kernel
+        assert used == [kernel, kernel]
+        return
+    refusal = cli.refused(tmp_path, *words)
+    assert (refusal.where, refusal.found, used) == ("--kernel", kernel, [])
 
 
 def test_without_a_file_one_is_made(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

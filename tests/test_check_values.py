@@ -171,7 +171,8 @@ def test_a_projection_that_is_no_number_is_a_finding(cli: Cli, mini: Path, tmp_p
 def test_the_kv_of_a_sequence_passes(cli: Cli, container: Path, tiny: Path, tmp_path: Path) -> None:
     ids = ("--ids", "3,1,4", "--history", "7,-1")
     cli.ok("run", container, "--layer", 1, *ids, "--stop-at", "kv", "-o", tmp_path / "kv.npy")
-    passes(cli, "kv", tmp_path / "kv.npy", tiny, "--layer", 1, *ids)
+    stored, expanded = (passes(cli, "kv", tmp_path / "kv.npy", of, "--layer", 1, *ids) for of in (tiny, container))
+    assert stored["largest_share_of_bound"] == expanded["largest_share_of_bound"] > 0
     kv = np.load(tmp_path / "kv.npy")
     report = differs(cli, "kv", npy(tmp_path / "w.npy", kv[::-1]), container, "--layer", 1, *ids)
     assert report["findings_total"] > 500

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from engramctl.hash_params import HashParams
 from engramctl.source import Weights
 from formats.floats import from_bf16
-from formats.row264 import BLOCK, ROW_BYTES, WIDTH
+from formats.row264 import BLOCK, WIDTH, decode_bf16
+
+Rows = Mapping[int, NDArray[np.uint8]]  # by layer: [rows, 264]
 
 
 def torch() -> ModuleType | None:
@@ -112,22 +114,47 @@ def as_torch(t: Any, bits: NDArray[np.uint16]) -> Any:  # noqa: ANN401
 
 def torch_pipeline(
     t: Any,  # noqa: ANN401
-    table: NDArray[np.uint8],
+    tables: Rows,
     params: HashParams,
-    layer: int,
-    weights: Weights,
+    weights: Mapping[int, Weights],
     eps: float,
     clamp: float,
-) -> Callable[[Any, Any], Any]:
-    """Compressed ids and bfloat16 hidden states -> new hidden states of one layer, eager; `table` [rows, ROW_BYTES]."""
-    rows, weight = shared(t, table), as_torch(t, weights.projection.bits())
-    hashed, gated, number = torch_hash(t, params), torch_gate(t, weights, eps, clamp), params.layers.index(layer)
-    assert rows.shape[1] == ROW_BYTES
+) -> Callable[[Any, Any], list[Any]]:
+    """Compressed ids and bfloat16 hidden states -> new hidden states of each of the tables' layers, eager."""
+    hashed = torch_hash(t, params)
+    layers = {
+        params.layers.index(layer): (
+            shared(t, table),
+            as_torch(t, weights[layer].projection.bits()),
+            torch_gate(t, weights[layer], eps, clamp),
+        )
+        for layer, table in tables.items()
+    }
 
-    def run(ids: Any, hidden: Any) -> Any:  # noqa: ANN401
-        wanted = hashed(ids)[:, number].reshape(-1)
-        values = torch_decode(t, rows.index_select(0, wanted)).reshape(ids.numel(), -1)
-        kv = t.nn.functional.linear(values, weight).reshape(ids.numel(), -1, hidden.shape[-1])
-        return gated(hidden, kv)
+    def run(ids: Any, hidden: Any) -> list[Any]:  # noqa: ANN401
+        wanted, made = hashed(ids), []
+        for number, (rows, weight, gated) in layers.items():
+            values = torch_decode(t, rows.index_select(0, wanted[:, number].reshape(-1))).reshape(ids.numel(), -1)
+            kv = t.nn.functional.linear(values, weight).reshape(ids.numel(), -1, hidden.shape[-1])
+            made.append(gated(hidden, kv))
+        return made
+
+    return run
+
+
+def numpy_pipeline(
+    tables: Rows, params: HashParams, weights: Mapping[int, Weights], eps: float, clamp: float
+) -> Callable[[NDArray[np.int64], NDArray[np.float32]], list[NDArray[Any]]]:
+    """The same in float32, with weights that were widened once."""
+    wide = {layer: from_bf16(weights[layer].projection.bits()).T for layer in tables}
+
+    def run(ids: NDArray[np.int64], hidden: NDArray[np.float32]) -> list[NDArray[Any]]:
+        wanted, made = numpy_hash(ids, params), []
+        for layer, table in tables.items():
+            rows = table[wanted[:, params.layers.index(layer)].reshape(-1)]
+            values = from_bf16(decode_bf16(rows)).reshape(ids.size, -1)
+            kv = (values @ wide[layer]).reshape(ids.size, -1, hidden.shape[-1])
+            made.append(numpy_gate(hidden, kv, weights[layer], eps, clamp))
+        return made
 
     return run

@@ -16,6 +16,7 @@ from engramctl import profiles, synth, threads
 from engramctl.bench import advice, files, lookups, peers, stages
 from engramctl.bench.measure import Line
 from engramctl.errors import EngramctlError
+from engramctl.fast import cpu
 from engramctl.placement import memory
 from engramctl.source import Source, open_source
 
@@ -40,12 +41,22 @@ QUICK = Size(2_000, 256, 2_000, 2_000, (1, 16), 2)
 
 
 def run(
-    path: Path | None, layer: int | None, only: tuple[str, ...], quick: bool, folder: Path | None, say: Say
+    path: Path | None,
+    layer: int | None,
+    only: tuple[str, ...],
+    quick: bool,
+    folder: Path | None,
+    say: Say,
+    kernel: str = "auto",
 ) -> dict[str, Any]:
-    """Everything, or the groups in `only`, on the file or on one that is made for it; facts for a report."""
+    """Everything, or the groups in `only`, on the file or on one that is made for it; facts for a report.
+
+    `kernel` is how ours projects: auto, or a path that can run here.
+    """
     for name in only:
         if name not in GROUPS:
             raise EngramctlError("--only", f"groups among {', '.join(GROUPS)}", f"{name!r:.40}")
+    chosen = cpu.choose(kernel)  # refused before anything is made or read
     size, wanted = QUICK if quick else USUAL, only or GROUPS
     lines: list[Line] = []
     skipped: list[str] = []
@@ -61,7 +72,7 @@ def run(
             at = source.sizes.layers[0] if layer is None else layer
             if at not in source.sizes.layers:
                 raise EngramctlError("--layer", f"one of {', '.join(map(str, source.sizes.layers))}", f"{at}")
-            for name, case in _cases(source, at, size).items():
+            for name, case in _cases(source, at, size, chosen).items():
                 if name.split()[0] in wanted:
                     lines += _measured(name, case, skipped, say)
             closing = advice.paragraph(source, lines)
@@ -69,14 +80,14 @@ def run(
     return {
         "file": where,
         "layer": at,
-        "machine": _machine(),
+        "machine": _machine(chosen),
         "lines": [line.as_dict() for line in lines],
         "skipped": skipped,
         "advice": closing,
     }
 
 
-def _cases(source: Source, layer: int, size: Size) -> dict[str, Iterator[Line]]:
+def _cases(source: Source, layer: int, size: Size, kernel: str) -> dict[str, Iterator[Line]]:
     table = source.table(layer)
     token = source.sizes.columns * 2
     return {
@@ -84,9 +95,9 @@ def _cases(source: Source, layer: int, size: Size) -> dict[str, Iterator[Line]]:
         "lookup warm": lookups.warm(table, size.rows, size.rounds),
         "lookup cold": lookups.cold_rows(table, size.rows, size.rounds),
         "lookup token": lookups.cold_rows(table, token, 4 * size.rounds, f"one cold token, {token} rows"),
-        "projection": stages.projection(source, layer, size.batches, size.rounds),
+        "projection": stages.projection(source, layer, size.batches, size.rounds, kernel),
         "gate": stages.gating(source, layer, size.batches, size.rounds),
-        "pipeline": stages.whole(source, layer, size.batches, size.rounds),
+        "pipeline": stages.whole(source, (layer,), size.batches, size.rounds, kernel),
     }
 
 
@@ -117,12 +128,13 @@ def _source(path: Path | None, made: Path, temporary: Path) -> Iterator[Source]:
         yield source
 
 
-def _machine() -> dict[str, Any]:
+def _machine(kernel: str) -> dict[str, Any]:
     t = peers.torch()
     return {
         "system": platform.system(),
         "machine": platform.machine(),
         "threads": threads.count(),
+        "kernel": kernel,
         "free_memory": memory.free_bytes(),
         "numpy": np.__version__,
         "torch": None if t is None else str(t.__version__),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,9 @@ from engramctl.bench import peers
 from engramctl.bench.measure import Line, Work, compare
 from engramctl.errors import EngramctlError
 from engramctl.pipeline import Pipeline
+from engramctl.placement.place import Io
 from engramctl.source import Source
+from engramctl.table import Table
 from formats import page_cache
 from formats.floats import from_bf16
 from formats.row264 import ROW_BYTES
@@ -57,9 +60,11 @@ def hashing(source: Source, count: int, rounds: int) -> Iterator[Line]:
     yield from compare("hash", f"{count:,} tokens, all layers", count, "tokens", candidates, "NumPy", rounds)
 
 
-def projection(source: Source, layer: int, counts: tuple[int, ...], rounds: int) -> Iterator[Line]:
+def projection(
+    source: Source, layer: int, counts: tuple[int, ...], rounds: int, kernel: str = "auto"
+) -> Iterator[Line]:
     given = source.weights(layer).projection
-    weight, packed = given.bits(), fast.hold(given)
+    weight, packed = given.bits(), fast.hold(given, kernel)
     wide = from_bf16(weight)
     t = peers.torch()
     theirs = None if t is None else peers.as_torch(t, weight)
@@ -103,31 +108,42 @@ def gating(source: Source, layer: int, counts: tuple[int, ...], rounds: int) -> 
         yield from compare("gate", f"{count:,} tokens", count, "tokens", candidates, peer, rounds)
 
 
-def whole(source: Source, layer: int, counts: tuple[int, ...], rounds: int) -> Iterator[Line]:
-    """Tokens and hidden states in, new hidden states out, of one layer; the table warm and mapped."""
-    t, params, sizes = peers.torch(), source.params(), source.sizes
-    with Pipeline(source, (layer,), io="mmap", prewarm=True) as pipe:
+def whole(
+    source: Source, layers: Sequence[int], counts: tuple[int, ...], rounds: int, kernel: str = "auto", io: Io = "mmap"
+) -> Iterator[Line]:
+    """Tokens and hidden states in, new hidden states of each layer out; the table warm, mapped or in memory."""
+    t, params, sizes, clamp = peers.torch(), source.params(), source.sizes, source.profile.clamp
+    with Pipeline(source, layers, io=io, prewarm=True, kernel=kernel) as pipe, ExitStack() as kept:
+        tables = {layer: _rows(pipe.tables[layer], kept) for layer in layers}
+        given = tables, params, pipe.weights, sizes.eps, clamp
+        there = all(table.shape[1:] == (ROW_BYTES,) for table in tables.values())
+        by_numpy = peers.numpy_pipeline(*given) if there else None
+        by_torch = peers.torch_pipeline(t, *given) if there and t is not None else None
         for count in counts:
             tokens, hidden = tokens_of(source, count), bits((count, sizes.streams, sizes.hidden))
-
-            ours = partial(_through, pipe, layer, tokens, hidden)
-            candidates: dict[str, Work] = {"engramctl --io mmap": ours}
-            part = pipe.tables[layer].parts[0]
-            mapped = page_cache.Mapping(part.file, part.start, part.start + pipe.tables[layer].rows * part.stride)
-            if t is not None and part.stride == ROW_BYTES:
-                run = peers.torch_pipeline(
-                    t, mapped.bytes.reshape(-1, ROW_BYTES), params, layer, pipe.weights[layer], sizes.eps,
-                    source.profile.clamp,
-                )  # fmt: skip
-                ids, states = t.from_numpy(params.compress(tokens, None)), peers.as_torch(t, hidden)
-                _near("pipeline by torch", run(ids, states).float().numpy(), from_bf16(ours()))
-                candidates["torch eager"] = partial(run, ids, states)
-            peer = "torch eager" if len(candidates) > 1 else "engramctl --io mmap"
-            yield from compare("pipeline", f"{count:,} tokens", count, "tokens", candidates, peer, rounds)
-            candidates.clear()
-            mapped.close()
+            ids, ours = params.compress(tokens, None), partial(_through, pipe, tokens, hidden)
+            candidates: dict[str, Work] = {f"engramctl --io {io}": ours}
+            if by_numpy is not None:
+                candidates["NumPy"] = partial(by_numpy, ids, from_bf16(hidden))
+            if t is not None and by_torch is not None:
+                candidates["torch eager"] = partial(by_torch, t.from_numpy(ids), peers.as_torch(t, hidden))
+            for name, work in list(candidates.items())[1:]:
+                for got, want in zip(work(), ours(), strict=True):
+                    _near(f"pipeline by {name}", got if name == "NumPy" else got.float().numpy(), from_bf16(want))
+            yield from compare(
+                "pipeline", f"{count:,} tokens", count, "tokens", candidates, list(candidates)[-1], rounds
+            )
 
 
-def _through(pipe: Pipeline, layer: int, tokens: NDArray[np.int64], hidden: NDArray[np.uint16]) -> NDArray[np.uint16]:
+def _rows(table: Table, kept: ExitStack) -> NDArray[np.uint8]:
+    """The table's rows for a peer: a copy where ours are one, else the file's first part mapped as ours is."""
+    if table.place is not None and table.place.name == "ram":
+        return table.read(np.arange(table.rows))
+    part = table.parts[0]
+    mapped = kept.enter_context(page_cache.Mapping(part.file, part.start, part.start + table.rows * part.stride))
+    return mapped.bytes.reshape(-1, part.stride)
+
+
+def _through(pipe: Pipeline, tokens: NDArray[np.int64], hidden: NDArray[np.uint16]) -> list[NDArray[np.uint16]]:
     with pipe.prepare(tokens) as work:
-        return work.gate(layer, hidden)[1]
+        return [work.gate(layer, hidden)[1] for layer in pipe.layers]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engramctl.cli.options import Json, Layer, Quiet, Threads
+from engramctl.cli.options import Json, Kernel, KernelName, Layer, Quiet, Threads
 
 
 def bench(
@@ -24,6 +24,7 @@ def bench(
     folder: Annotated[
         Path | None, typer.Option("--folder", metavar="DIR", help="Where what is made lies meanwhile: the disk to ask.")
     ] = None,
+    kernel: Kernel = KernelName.auto,
     threads: Threads = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -40,7 +41,8 @@ def bench(
     if threads is not None:
         pool.use(threads)
     groups = tuple(name for name in (only or "").split(",") if name)
-    facts = measure.run(source, layer, groups, quick, folder, (lambda line: None) if quiet or json else edge.say)
+    say = (lambda line: None) if quiet or json else edge.say
+    facts = measure.run(source, layer, groups, quick, folder, say, kernel.value)
     if json:
         report.as_json("bench", True, facts)
         return

@@ -55,6 +55,17 @@ RoundHidden = Annotated[
 ]
 
 
+class KernelName(StrEnum):
+    auto = "auto"
+    amx = "amx"
+    avx512 = "avx512"
+    avx2 = "avx2"
+    portable = "portable"
+
+
+Kernel = Annotated[KernelName, typer.Option("--kernel", help="Which kernels project; auto takes the fastest.")]
+
+
 class IdsFormat(StrEnum):
     auto = "auto"
     text = "text"

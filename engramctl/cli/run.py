@@ -19,6 +19,8 @@ from engramctl.cli.options import (
     IdsForm,
     IdsFormat,
     Json,
+    Kernel,
+    KernelName,
     Layer,
     Mask,
     MaskFile,
@@ -46,14 +48,6 @@ class EngineName(StrEnum):
     reference = "reference"
 
 
-class KernelName(StrEnum):
-    auto = "auto"
-    amx = "amx"
-    avx512 = "avx512"
-    avx2 = "avx2"
-    portable = "portable"
-
-
 class ActivationName(StrEnum):
     plain = "plain"
     official = "official"
@@ -77,7 +71,7 @@ def run(
     engine: Annotated[
         EngineName | None, typer.Option("--engine", help="fast by default; both give equal bits.")
     ] = None,
-    kernel: Annotated[KernelName, typer.Option("--kernel", help="Which kernels; auto chooses.")] = KernelName.auto,
+    kernel: Kernel = KernelName.auto,
     activation: Annotated[
         ActivationName, typer.Option("--activation", help="official quantises the projection's input first.")
     ] = ActivationName.plain,

@@ -6,13 +6,16 @@ T tokens, K inputs, N outputs, S streams, D hidden width. BF16 is its bits in ui
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.floats import from_bf16
 from formats.row264 import BLOCK
+
+if TYPE_CHECKING:
+    from engramctl.projection import Projection
 
 Float64 = NDArray[np.float64]
 
@@ -21,17 +24,17 @@ F32_HALF = 2.0**-24  # what rounding may cost a number of size 1
 SUMS, JOINS = 64, 16  # a stream is added up in so many sums, and these in fewer than so many steps
 GATE_SLACK = 1e-6  # of a gate, beyond what the sums may cost
 BF16_DIGITS, BF16_LEAST = 7, 2.0**-133  # bits after the point; the step of the smallest numbers
-_BAND = 8 * BLOCK  # outputs whose weights are float64 at the same time
+_BAND = 8  # blocks of outputs whose weights are float64 at the same time
 
 
-def kv_f64(values: NDArray[np.uint16], weight: NDArray[np.uint16]) -> tuple[Float64, Float64]:
+def kv_f64(values: NDArray[np.uint16], weight: Projection) -> tuple[Float64, Float64]:
     """values [T, K], weight [N, K] -> their products' sums [T, N], and the sums of the products' magnitudes."""
     e = from_bf16(values).astype(np.float64)
-    kv, magnitude = np.empty((len(e), len(weight))), np.empty((len(e), len(weight)))
-    for start in range(0, len(weight), _BAND):
-        w = from_bf16(weight[start : start + _BAND]).astype(np.float64).T
-        kv[:, start : start + _BAND] = e @ w
-        magnitude[:, start : start + _BAND] = np.abs(e) @ np.abs(w)
+    kv, magnitude = np.empty((len(e), weight.shape[0])), np.empty((len(e), weight.shape[0]))
+    for start, band in weight.bands(_BAND):
+        w, some = from_bf16(band).astype(np.float64).T, slice(start, start + len(band))
+        kv[:, some] = e @ w
+        magnitude[:, some] = np.abs(e) @ np.abs(w)
     return kv, magnitude
 
 

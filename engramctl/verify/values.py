@@ -134,7 +134,7 @@ def check_kv(dump: Array, source: Source, layer: int, looked: Looked, said: str 
     shapes = [(T, sizes.streams + 1, sizes.hidden), (T, sizes.outputs)] if order is None else [dump.shape]
     found = dump.load(("uint16", "float32"), *shapes)
     found = axes.natural(found, order or "TSD", letters).reshape(T, sizes.outputs)
-    weight = source.weights(layer).projection.bits()
+    weight = source.weights(layer).projection
     table, worst, somewhere = source.table(layer), 0.0, np.zeros(found.shape, np.bool_)
     result = Result(Coverage("outputs", found.size, found.size))
     for start in range(0, T, CHUNK_TOKENS):

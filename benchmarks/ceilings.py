@@ -1,0 +1,86 @@
+"""What this machine gives anybody: bytes read and copied, numbers multiplied and added. No kernel can do better."""
+
+# ruff: noqa: ANN401 - torch may not be there, and has no types here
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from engramctl import threads
+from engramctl.bench.measure import Line, Work, compare
+
+SIDE = 2048  # of the square matrices
+Share = Callable[[int, int], None]
+
+
+@numba.njit(nogil=True)
+def _read(words: NDArray[np.uint64], first: int, last: int, seen: NDArray[np.uint64]) -> None:
+    for i in range(first, last):
+        for j in range(64):
+            seen[j] ^= words[i, j]
+
+
+def measured(size: int, rounds: int, t: Any) -> Iterator[Line]:
+    """`size` bytes read and copied by one thread and by all; square matrices multiplied by NumPy and torch."""
+    words = np.ones((size // 512, 64), np.uint64)
+    copy, count = np.empty_like(words), threads.count()
+
+    def read(first: int, last: int) -> None:
+        _read(words, first, last, np.zeros(64, np.uint64))
+
+    def copied(first: int, last: int) -> None:
+        np.copyto(copy[first:last], words[first:last])
+
+    with ThreadPoolExecutor(count) as pool:
+        work: dict[str, Work] = {}
+        for name, share in (("read", read), ("copy", copied)):
+            for parts in sorted({count, 1}, reverse=True):
+                work[_named(name, parts)] = partial(_shared, pool, share, len(words), parts)
+        yield from compare(
+            "memory", f"{words.nbytes / 1e6:.0f} MB", words.nbytes, "bytes", work, next(iter(work)), rounds
+        )
+    numbers = np.ones((SIDE, SIDE), np.float32)
+    out = np.empty_like(numbers)
+    work = {"NumPy F32": lambda: np.matmul(numbers, numbers, out=out)}
+    if t is not None:
+        narrow = t.ones((SIDE, SIDE), dtype=t.bfloat16)
+        work["torch BF16"] = lambda: narrow @ narrow
+    yield from compare("multipliers", f"{SIDE} x {SIDE} x {SIDE}", 2 * SIDE**3, "FLOP", work, "NumPy F32", rounds)
+
+
+def _named(what: str, count: int) -> str:
+    return f"{what}, {count} thread{'s' if count > 1 else ''}"
+
+
+def _shared(pool: ThreadPoolExecutor, work: Share, size: int, parts: int) -> None:
+    edges = [size * i // parts for i in range(parts + 1)]
+    for job in [pool.submit(work, edges[i], edges[i + 1]) for i in range(parts)]:
+        job.result()
+
+
+class Ceilings:
+    """The measured rates, and what they allow a piece of work."""
+
+    def __init__(self, lines: list[Line], count: int) -> None:
+        self.rates = {line.candidate: line.rate for line in lines if line.group == "memory"}
+        self.multiplied = max((line.rate for line in lines if line.group == "multipliers"), default=None)
+        self.count = count
+
+    def allow(self, reads: float, writes: float, sums: float, parts: int | None = None) -> dict[str, float]:
+        """The fewest seconds of each ceiling for so many bytes read and written and FLOP, on `parts` threads or all.
+
+        A copy's bytes are counted once and moved twice: mixed work takes half of its bytes at that rate.
+        """
+        parts, found = parts or self.count, dict[str, float]()
+        rate = self.rates.get(_named("copy" if writes else "read", parts))
+        if rate and reads + writes:
+            found["memory"] = (reads + writes) / (2 if writes else 1) / rate
+        if self.multiplied and sums:
+            found["multipliers"] = sums / (self.multiplied * parts / self.count)
+        return found
