@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from engramctl import __version__
+from engramctl import __version__, journal_file
+from engramctl import identity as identities
 from engramctl.errors import EngramctlError
-from formats import disk, ranges, strict_json
+from engramctl.journal_file import BOTH_WAYS, CHANGED
+from formats import disk, ranges
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
 from formats.gguf_file import GgufHeader
 
 SPARE_BYTES = 16 << 20
 COPIED = 4 << 30  # of another file's bytes in one piece
-BOTH_WAYS = "--resume finishes it, --force starts again"
 
 Progress = Callable[[int], None]
 
@@ -152,8 +152,7 @@ class _Log:
 
     def note(self, done: int) -> None:
         """So many pieces are durable. The file is written anew: it has two lines."""
-        lines = [json.dumps(self.identity, separators=(",", ":")), json.dumps({"done": done})]
-        data = ("\n".join(lines) + "\n").encode()
+        data = journal_file.line(self.identity) + journal_file.line({"done": done})
         self.file.write(0, data)
         self.file.resize(len(data))
         self.file.sync()
@@ -169,19 +168,13 @@ def _done(partial: Path, journal: Path, identity: dict[str, Any], resume: bool, 
         return None
     if not resume:
         raise EngramctlError(str(partial), "no unfinished output", "one", BOTH_WAYS)
-    lines: list[dict[str, Any]] = []
-    if journal.exists() and partial.exists():
-        with ReadFile.open(journal) as file, contextlib.suppress(FormatError):
-            text = file.read(0, min(file.size, 1 << 20), "journal")
-            lines = [strict_json.read_object(journal, line, 0) for line in text.splitlines()]
-    if len(lines) < 2 or type(lines[1].get("done")) is not int or lines[1]["done"] < 0:
+    lines = journal_file.head(journal, 2) if journal.exists() and partial.exists() else []
+    done = lines[1].get("done") if len(lines) > 1 else None
+    if type(done) is not int or done < 0:
         _remove(partial, journal)  # it ended before its journal was whole: nothing was done yet
         return None
-    if lines[0] != identity:
-        changed = [name for name in identity if lines[0].get(name) != identity[name]]
-        what = f"the same {', '.join(changed)} as when it was begun"
-        raise EngramctlError(str(journal), what, "others", "start again with --force, or bring back what changed")
-    return int(lines[1]["done"])
+    identities.require_begun(journal, lines[0], identity, "others", CHANGED)
+    return done
 
 
 def _remove(*paths: Path) -> None:

@@ -7,17 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engramctl import __version__, identity, pieces, repack_split, tensor_pieces, unfinished
+from engramctl import __version__, identity, journal_file, pieces, repack_split, tensor_pieces, unfinished
 from engramctl.checkpoint import CheckpointSource
 from engramctl.errors import EngramctlError
 from engramctl.extents import data_rows
-from engramctl.journal import CHANGED
+from engramctl.journal_file import BOTH_WAYS, CHANGED
 from formats import disk, row264
 from formats.dialects import ROW264_BARE
 from formats.disk import ReadFile
 from formats.errors import FormatError
-
-MOST_JOURNAL = 16 << 20
 
 
 def bare(
@@ -131,7 +129,7 @@ def _done(
             identity.require_same(f"{journal}: the journal's plan", found, who, CHANGED)
             return done
     elif journal.exists() and not force:
-        raise EngramctlError(str(journal), "no unfinished output", "one", pieces.BOTH_WAYS)
+        raise EngramctlError(str(journal), "no unfinished output", "one", BOTH_WAYS)
     left = [path.with_name(path.name + ending) for path, _, _ in every.values() for ending in (".partial", ".journal")]
     for path, _, _ in every.values():
         for each in (path, _beside(path)):
@@ -149,16 +147,13 @@ def _done(
 
 
 def _note(journal: Path, who: dict[str, Any], done: list[int]) -> None:
-    disk.write_whole(journal, [json.dumps({"plan": who, "done": done}).encode() + b"\n"], force=True)
+    disk.write_whole(journal, [journal_file.line({"plan": who, "done": done})], force=True)
 
 
 def _read(journal: Path) -> tuple[dict[str, Any] | None, list[int]]:
     """The plan and the layers that are done; None where the journal says nothing."""
-    with ReadFile.open(journal) as file:
-        data = file.read(0, file.size, "journal") if file.size <= MOST_JOURNAL else b""
-    with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(data)
-        if isinstance(said, dict) and isinstance(said.get("plan"), dict) and isinstance(said.get("done"), list):
+    for said in journal_file.head(journal):
+        if isinstance(said.get("plan"), dict) and isinstance(said.get("done"), list):
             return said["plan"], said["done"]
     return None, []
 

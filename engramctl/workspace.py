@@ -12,9 +12,10 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from engramctl import journal, locks, slices
+from engramctl import locks, slices
 from engramctl.errors import EngramctlError
 from engramctl.journal import Said
+from engramctl.journal_file import BOTH_WAYS, CHANGED
 from engramctl.profiles import Sizes
 from engramctl.slices import Slice
 from formats import disk
@@ -23,7 +24,6 @@ from formats.errors import FormatError
 
 MARK_BYTES = 64  # within one sector: a disk writes them all or none
 MARK = "engramctl partial "
-BOTH_WAYS = "--resume finishes it, --force starts again"
 
 
 def partial_of(output: Path) -> Path:
@@ -81,7 +81,7 @@ def refuse_leftovers(output: Path, part: Slice, resume: bool) -> None:
     path, partial = journal_of(output, part), partial_of(output)
     left = partial if part.whole and partial.exists() else path
     if resume and left == partial:
-        raise EngramctlError(str(path), "the journal of the unfinished output", "none with a plan", journal.CHANGED)
+        raise EngramctlError(str(path), "the journal of the unfinished output", "none with a plan", CHANGED)
     if not resume and left.exists():
         raise EngramctlError(str(left), "no unfinished output", "one", BOTH_WAYS)
 
