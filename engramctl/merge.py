@@ -8,7 +8,7 @@ from engramctl import digests, journal, slices, threads, workspace
 from engramctl.errors import EngramctlError
 from engramctl.journal import Leaves, Said
 from engramctl.journal_file import BOTH_WAYS
-from engramctl.repack import MOST_THREADS, Options, Written
+from engramctl.repack import Options, Written
 from engramctl.repack_jobs import remaining_bytes
 from engramctl.repack_plan import Plan
 from engramctl.slices import Slice
@@ -66,5 +66,4 @@ def _digests(made: Plan, file: Path, every: Slice, parts: dict[Slice, Said], opt
     for part, said in parts.items():
         for number, leaves in digests.whole_leaves(said.leaves, part, made).items():
             known.setdefault(number, {}).update(leaves)
-    count = options.threads or min(threads.count(), MOST_THREADS)
-    return digests.tree(made, every, known, file, count, options.say)
+    return digests.tree(made, every, known, file, threads.for_files(options.threads), options.say)

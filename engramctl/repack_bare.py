@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -60,9 +59,7 @@ def _bare(source: CheckpointSource, folder: Path, resume: bool, force: bool, pro
         if not done and not any(path.with_name(path.name + ".partial").exists() for path, _, _ in every.values()):
             disk.system.unlink(journal)  # nothing was begun, or nothing of it is kept
         raise
-    for torn in _torn(journal, every):
-        disk.system.unlink(torn)
-    disk.system.unlink(journal)
+    disk.remove(*_torn(journal, every), journal)
     disk.fsync_folder(folder)
     return [path for path, _, _ in every.values()]
 
@@ -78,8 +75,7 @@ def _is_named(path: Path) -> bool:
     if not (path.exists() and partial.exists() and partial.samefile(path)):
         return False
     disk.system.unlink(partial)
-    with contextlib.suppress(FileNotFoundError):
-        disk.system.unlink(path.with_name(path.name + ".journal"))
+    disk.remove(path.with_name(path.name + ".journal"))
     return True
 
 
@@ -137,11 +133,7 @@ def _done(
     for each in left:
         if each.exists() and not force:
             raise EngramctlError(str(each), "no unfinished output without a plan", "one", "--force starts again")
-    if journal.exists():
-        disk.system.unlink(journal)
-    for each in left:  # of another plan, as far as anybody can tell
-        if each.exists():
-            disk.system.unlink(each)
+    disk.remove(journal, *left)  # of another plan, as far as anybody can tell
     _note(journal, who, [])
     return []
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engramctl.checkpoint import CheckpointSource
 from engramctl.errors import EngramctlError
-from engramctl.extents import data_rows
+from engramctl.extents import chunks, data_rows
 from engramctl.pieces import Piece, Progress
 from engramctl.shapes import PROJECTION_BLOCK
 from engramctl.table import Table
@@ -20,7 +20,6 @@ from formats.disk import WriteFile
 from formats.errors import FormatError
 from formats.floats import exact_in_f16, from_bf16
 
-CHUNK_ROWS = 16384
 KV_TYPES = {"f16": "F16", "bf16": "BF16", "f32": "F32"}
 
 KvType = Literal["f16", "bf16", "f32"]
@@ -29,8 +28,7 @@ KvType = Literal["f16", "bf16", "f32"]
 def rows(table: Table) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]]:
     """(first row, codes, scales) of every part of a table that is no hole; an invalid row raises `FormatError`."""
     for start, end in data_rows(table):
-        for first in range(start, end, CHUNK_ROWS):
-            last = min(first + CHUNK_ROWS, end)
+        for first, last in chunks(start, end):
             parts = []
             for part in table.parts:
                 piece = np.empty((last - first, part.stride), np.uint8)

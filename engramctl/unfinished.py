@@ -101,8 +101,7 @@ def remove(partial: Path) -> None:
             shutil.rmtree(each)
         elif each.name != JOURNAL:
             disk.system.unlink(each)
-    with contextlib.suppress(FileNotFoundError):
-        disk.system.unlink(partial / JOURNAL)
+    disk.remove(partial / JOURNAL)
     partial.rmdir()
 
 

@@ -240,9 +240,15 @@ def write_whole(path: PathLike, chunks: Iterable[bytes | bytearray | memoryview]
             file.sync()
         publish(file.path, path, force)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            system.unlink(file.path)
+        remove(file.path)
         raise
+
+
+def remove(*paths: PathLike) -> None:
+    """Take away what may be there."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            system.unlink(path)
 
 
 def _sibling(path: Path) -> WriteFile:

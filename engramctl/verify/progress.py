@@ -46,8 +46,8 @@ class Progress:
         disk.write_whole(self.path, [journal_file.line(state)], force=True)
 
     def forget(self) -> None:
-        if self.path is not None and self.path.exists():
-            disk.system.unlink(self.path)
+        if self.path is not None:
+            disk.remove(self.path)
 
 
 def resume(path: Path | None, plan: dict[str, Any], result: Result) -> Progress:
