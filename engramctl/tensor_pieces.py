@@ -78,6 +78,17 @@ def gate_piece(source: CheckpointSource, layer: int, role: str, start: int) -> P
     return Piece(f"{role} of layer {layer}", fill)
 
 
+def bands(source: CheckpointSource, layer: int) -> Iterator[tuple[int, int]]:
+    """(first row, rows) of each band of the projection that shares scales; one in a hole is zeros, and stays a hole."""
+    tensor = source.tensors[layer, "projection"]
+    file, (outputs, inputs) = source.file(tensor), tensor.shape
+    for row in range(0, outputs, PROJECTION_BLOCK):
+        count = min(PROJECTION_BLOCK, outputs - row)
+        start = tensor.start + row * inputs
+        if any(True for _ in file.data(start, start + count * inputs)):
+            yield row, count
+
+
 @dataclass(frozen=True)
 class Projection:
     """A projection dequantised a band at a time; values that the type does not hold exactly are refused."""
@@ -91,14 +102,9 @@ class Projection:
 
     def _fill(self, start: int, file: WriteFile, progress: Progress) -> None:
         tensor = self.source.tensors[self.layer, "projection"]
-        outputs, inputs = tensor.shape
-        for row in range(0, outputs, PROJECTION_BLOCK):
-            count = min(PROJECTION_BLOCK, outputs - row)
-            codes_at = tensor.start + row * inputs
-            if not any(True for _ in self.source.file(tensor).data(codes_at, codes_at + count * inputs)):
-                continue  # a hole: zeros, and stays one
+        for row, count in bands(self.source, self.layer):
             values = self._converted(self._band(row, count), row)
-            file.write(start + row * inputs * values.itemsize, np.ascontiguousarray(values).data)
+            file.write(start + row * tensor.shape[1] * values.itemsize, np.ascontiguousarray(values).data)
             progress(values.nbytes)
 
     def _band(self, row: int, count: int) -> NDArray[np.uint16]:
