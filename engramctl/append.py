@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engramctl import pieces, repack_split, repair_journal, tensor_pieces
+from engramctl import pieces, repack_split, repair_journal, room, tensor_pieces
 from engramctl.checkpoint import CheckpointSource
 from engramctl.dialect_keys import hyperparameters
 from engramctl.errors import EngramctlError
 from engramctl.repair import no_room, said, undo, write_over
 from engramctl.repair_plan import PADDING, head_of, require_near
 from engramctl.tensor_pieces import KvType
-from formats import disk, gguf_split, ranges
 from formats import gguf_file as gguf
+from formats import gguf_split, ranges
 from formats.dialect import Dialect
 from formats.dialects import DS4
 from formats.disk import ReadFile, WriteFile
@@ -158,9 +158,7 @@ def in_place(made: AppendPlan, progress: pieces.Progress = lambda n: None) -> No
         old = file.read(0, min(model.data_start, size), "the header")  # without tensors it may end before the padding
         body = repair_journal.sample(file, len(old), size - len(old))
     tail = made.size - inserted - size
-    free, needed = disk.free_bytes(path), tensor_pieces.data_bytes(made.source) + pieces.SPARE_BYTES
-    if free < needed:
-        raise EngramctlError(str(path.parent), f"{needed} free bytes", f"{free}")
+    room.require(path.parent, tensor_pieces.data_bytes(made.source), disk_of=path)
     if inserted and not ranges.inserts(path.resolve().parent):
         raise no_room(path)
     repair_journal.begin(path, old, old, 0, size, body, tail, grown=True)

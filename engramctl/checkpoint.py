@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from engramctl.projection import Projection
 from engramctl.source import FoundMap, Weights, fitting_map, profile_map, subset, subset_params
 from engramctl.table import Part, Table
 from formats import safetensors_raw
+from formats.closing import Closing
 from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.safetensors_raw import Tensor
@@ -29,7 +29,7 @@ DIALECT = "hf"
 
 
 @dataclass
-class CheckpointSource:
+class CheckpointSource(Closing):
     """An opened checkpoint. Only shards that hold a needed tensor were looked at."""
 
     path: Path
@@ -100,12 +100,6 @@ class CheckpointSource:
         for file in self._files.values():
             file.close()
         self._files.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def open_checkpoint(

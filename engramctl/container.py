@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from engramctl.projection import Projection
 from engramctl.source import FoundMap, Weights, fitting_map, subset
 from engramctl.table import Table
 from formats import recognise, row_layouts
+from formats.closing import Closing
 from formats.dialects import DS4, Dialect
 from formats.errors import FormatError
 from formats.floats import bf16_finite, exact_in_bf16, from_bf16, to_bf16
@@ -37,7 +37,7 @@ FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}  # types a weight may have,
 
 
 @dataclass
-class ContainerSource:
+class ContainerSource(Closing):
     """An opened container."""
 
     path: Path
@@ -116,12 +116,6 @@ class ContainerSource:
 
     def close(self) -> None:
         self._files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def open_container(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,9 @@ def same(stored: Value, wanted: Value) -> bool:
     return type(stored.value) is type(wanted.value) and bool(stored.value == wanted.value)
 
 
-def hyperparameters(dialect: Dialect, config: dict[str, Any], path: str) -> list[tuple[str, Value]]:
+def hyperparameters(
+    dialect: Dialect, config: dict[str, Any], path: str, to: Callable[[Key, object, str], Value] = typed
+) -> list[tuple[str, Value]]:
     """Each published hyperparameter that the config has, under the dialect's prefix and with its type."""
     part = configs.text_part(config, path)
     keys = []
@@ -84,6 +87,6 @@ def hyperparameters(dialect: Dialect, config: dict[str, Any], path: str) -> list
         if value is None:
             continue
         if names == ["compress_ratios"] and isinstance(value, list):
-            value = value[: part.get("num_hidden_layers") or len(value)]  # the rest are the draft blocks'
-        keys.append((key.name, typed(key, value, path)))
+            value = value[: int(part.get("num_hidden_layers") or len(value))]  # the rest are the draft blocks'
+        keys.append((key.name, to(key, value, path)))
     return keys

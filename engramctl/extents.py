@@ -1,4 +1,7 @@
-"""Which rows of a table hold data: a row all of whose parts lie in holes is neither read nor written."""
+"""Which rows of a table hold data: a row all of whose parts lie in holes is neither read nor written.
+
+And how many are taken at a time, wherever rows are read or written in order.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,15 @@ from collections.abc import Iterator
 
 from engramctl.table import Part, Table
 
+CHUNK_ROWS = 16384  # 4 MB of rows of 264 bytes
+
 Range = tuple[int, int]  # first row, row after the last
+
+
+def chunks(first: int, last: int) -> Iterator[Range]:
+    """Rows first..last, so many at a time."""
+    for start in range(first, last, CHUNK_ROWS):
+        yield start, min(start + CHUNK_ROWS, last)
 
 
 def data_rows(table: Table, first: int = 0, last: int | None = None) -> Iterator[Range]:

@@ -57,6 +57,14 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def require_begun(path: Path, before: Mapping[str, object], now: Identity, found: str, hint: str) -> None:
+    """Refuse to go on with what was begun for something else: all of it by name."""
+    if before == now:
+        return
+    changed = [name for name in now if before.get(name) != now[name]] if before else []
+    raise EngramctlError(str(path), f"the same {', '.join(changed) or 'input'} as when it was begun", found, hint)
+
+
 def require_same(where: str | Path, before: Mapping[str, object], now: Identity, hint: str) -> None:
     """Refuse by name the first thing that is not as it was."""
     for name in [*now, *(name for name in before if name not in now)]:

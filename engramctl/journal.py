@@ -8,27 +8,24 @@
     NAME.part-A-B.journal the same, of rows A to B
 
 A line is synced before the next is begun, so that a crash can tear the last one only: cut short, or with zeros where
-the disk had nothing yet. A torn last line is no line. The journal is only ever appended to.
+the disk had nothing yet. The journal is only ever appended to.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from engramctl import identity
+from engramctl import identity, journal_file
 from engramctl.identity import Identity
+from engramctl.journal_file import CHANGED
 from engramctl.slices import Slice
 from formats import disk
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
 from formats.tree_digest import DIGEST_BYTES
-
-MOST_BYTES = 256 << 20  # a journal larger than this is not one of ours
-CHANGED = "start again with --force, or bring back what changed"
 
 Point = tuple[int, int]  # tensor number, row of it: everything of the slice before is durable
 START: Point = (0, 0)
@@ -85,7 +82,7 @@ class Journal:
             self.finished = True
 
     def _append(self, line: dict[str, Any]) -> None:
-        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        data = journal_file.line(line)
         if self._torn:
             self._file.resize(self._end)
         self._torn = True
@@ -155,35 +152,15 @@ def read(path: Path) -> Said | None:
         if path.exists():
             raise
         return None
-    with file:
-        if file.size > MOST_BYTES:
-            raise FormatError(path, None, f"a journal of at most {MOST_BYTES} bytes", f"{file.size}")
-        data = file.read(0, file.size, "journal")
-    lines = data.splitlines(keepends=True)
     said: Said | None = None
-    end = 0
-    for number, raw in enumerate(lines, 1):
-        line = _object(raw)
-        if line is None:
-            if number == len(lines):
-                break
-            raise FormatError(path, f"line {number}", "a JSON object", f"{raw[:40]!r}")
-        end += len(raw)
-        if said is None:
-            said = Said(path, line)
-        else:
-            said.add(line, f"line {number}")
-        said.end = end
+    with file:
+        for number, (line, end) in enumerate(journal_file.records(file), 1):
+            if said is None:
+                said = Said(path, line)
+            else:
+                said.add(line, f"line {number}")
+            said.end = end
     return said
-
-
-def _object(raw: bytes) -> dict[str, Any] | None:
-    """A whole line's object; None for anything else."""
-    try:
-        line = json.loads(raw) if raw.endswith(b"\n") else None
-    except (ValueError, RecursionError):
-        return None
-    return line if isinstance(line, dict) else None
 
 
 def _is_pair(value: object) -> TypeGuard[list[int]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from engramctl import digests, journal, slices, threads, workspace
 from engramctl.errors import EngramctlError
 from engramctl.journal import Leaves, Said
-from engramctl.repack import MOST_THREADS, Options, Written
+from engramctl.journal_file import BOTH_WAYS
+from engramctl.repack import Options, Written
 from engramctl.repack_jobs import remaining_bytes
 from engramctl.repack_plan import Plan
 from engramctl.slices import Slice
@@ -43,7 +44,7 @@ def _parts(made: Plan, output: Path, every: Slice, published: bool) -> dict[Slic
     for part, path in workspace.journals(output, every).items():
         said = journal.read(path)
         if part.whole:
-            raise EngramctlError(str(path), "parts to merge", "a conversion of all rows", workspace.BOTH_WAYS)
+            raise EngramctlError(str(path), "parts to merge", "a conversion of all rows", BOTH_WAYS)
         if said is None or not said.finished:
             raise EngramctlError(str(path), "a finished part", "an unfinished one", "--resume finishes it")
         said.require_plan(identity)
@@ -65,5 +66,4 @@ def _digests(made: Plan, file: Path, every: Slice, parts: dict[Slice, Said], opt
     for part, said in parts.items():
         for number, leaves in digests.whole_leaves(said.leaves, part, made).items():
             known.setdefault(number, {}).update(leaves)
-    count = options.threads or min(threads.count(), MOST_THREADS)
-    return digests.tree(made, every, known, file, count, options.say)
+    return digests.tree(made, every, known, file, threads.for_files(options.threads), options.say)

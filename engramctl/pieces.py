@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from engramctl import __version__
+from engramctl import __version__, journal_file, room
+from engramctl import identity as identities
 from engramctl.errors import EngramctlError
-from formats import disk, ranges, strict_json
+from engramctl.journal_file import BOTH_WAYS, CHANGED
+from formats import disk, ranges
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
 from formats.gguf_file import GgufHeader
 
-SPARE_BYTES = 16 << 20
 COPIED = 4 << 30  # of another file's bytes in one piece
-BOTH_WAYS = "--resume finishes it, --force starts again"
 
 Progress = Callable[[int], None]
 
@@ -95,11 +94,8 @@ def write(
         found = f"{done}, in {disk.system.status(partial).st_size}"
         raise EngramctlError(str(journal), what, found, "start again with --force")
     if done is None:
-        if not output.parent.is_dir():
-            raise FormatError(output.parent, None, "a folder", "a file" if output.parent.exists() else "nothing there")
-        free = disk.free_bytes(output.parent)
-        if free < needed + SPARE_BYTES:
-            raise EngramctlError(str(output.parent), f"{needed + SPARE_BYTES} free bytes", f"{free}")
+        room.require_folder(output.parent)
+        room.require(output.parent, needed)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(WriteFile.create(partial) if done is None else WriteFile.open(partial))
         _take(file, partial)
@@ -114,10 +110,10 @@ def write(
                     log.note(number + 1)
         except (FormatError, EngramctlError):
             stack.close()
-            _remove(partial, journal)
+            disk.remove(partial, journal)
             raise
     disk.publish(partial, output, force)
-    _remove(journal)
+    disk.remove(journal)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -152,8 +148,7 @@ class _Log:
 
     def note(self, done: int) -> None:
         """So many pieces are durable. The file is written anew: it has two lines."""
-        lines = [json.dumps(self.identity, separators=(",", ":")), json.dumps({"done": done})]
-        data = ("\n".join(lines) + "\n").encode()
+        data = journal_file.line(self.identity) + journal_file.line({"done": done})
         self.file.write(0, data)
         self.file.resize(len(data))
         self.file.sync()
@@ -163,28 +158,16 @@ def _done(partial: Path, journal: Path, identity: dict[str, Any], resume: bool, 
     """Pieces that are done already; None to begin anew. What is left over is not touched without being asked."""
     begun = partial.exists() or journal.exists()
     if force and not resume:
-        _remove(partial, journal)
+        disk.remove(partial, journal)
         return None
     if not begun:
         return None
     if not resume:
         raise EngramctlError(str(partial), "no unfinished output", "one", BOTH_WAYS)
-    lines: list[dict[str, Any]] = []
-    if journal.exists() and partial.exists():
-        with ReadFile.open(journal) as file, contextlib.suppress(FormatError):
-            text = file.read(0, min(file.size, 1 << 20), "journal")
-            lines = [strict_json.read_object(journal, line, 0) for line in text.splitlines()]
-    if len(lines) < 2 or type(lines[1].get("done")) is not int or lines[1]["done"] < 0:
-        _remove(partial, journal)  # it ended before its journal was whole: nothing was done yet
+    lines = journal_file.head(journal, 2) if journal.exists() and partial.exists() else []
+    done = lines[1].get("done") if len(lines) > 1 else None
+    if type(done) is not int or done < 0:
+        disk.remove(partial, journal)  # it ended before its journal was whole: nothing was done yet
         return None
-    if lines[0] != identity:
-        changed = [name for name in identity if lines[0].get(name) != identity[name]]
-        what = f"the same {', '.join(changed)} as when it was begun"
-        raise EngramctlError(str(journal), what, "others", "start again with --force, or bring back what changed")
-    return int(lines[1]["done"])
-
-
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            disk.system.unlink(path)
+    identities.require_begun(journal, lines[0], identity, "others", CHANGED)
+    return done

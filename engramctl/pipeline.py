@@ -14,8 +14,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType, TracebackType
-from typing import Any, Literal, Self
+from types import ModuleType
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from engramctl.projection import Projection
 from engramctl.source import Source, Weights
 from engramctl.table import Table
 from formats import row264
+from formats.closing import Closing
 
 Stage = Literal["rows", "values", "kv", "gate", "out"]
 Engine = Literal["fast", "reference"]
@@ -49,7 +50,7 @@ def engine_of(name: Engine, threads: int | None = None) -> ModuleType:
     return fast
 
 
-class Pipeline:
+class Pipeline(Closing):
     """A source's layers, ready to serve sequences: tables placed, weights loaded."""
 
     def __init__(
@@ -131,14 +132,8 @@ class Pipeline:
         for table in self._own:
             table.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-class Prepared:
+class Prepared(Closing):
     """One sequence on its way: `gate` takes each layer's hidden states, whole or a piece at a time, in order."""
 
     def __init__(
@@ -213,12 +208,6 @@ class Prepared:
     def close(self) -> None:
         """Stop working ahead; needed only where not everything was used."""
         self._ahead.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def run(

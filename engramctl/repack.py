@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engramctl import digests, journal, locks, packer, threads, workspace
+from engramctl import digests, journal, locks, packer, room, threads, workspace
 from engramctl import identity as identities
 from engramctl.digests import FileOrder
 from engramctl.durable import Durable
@@ -31,9 +31,6 @@ from formats import disk
 from formats.disk import WriteFile
 from formats.errors import FormatError, ShortFileError
 from formats.tree_digest import blocks, zero_leaves
-
-SPARE_BYTES = 16 << 20  # left free on the disk for the file system's own needs
-MOST_THREADS = 4  # more than that, and the disk or the memory is what is waited for
 
 Progress = Callable[[int], None]  # bytes done since the last call
 
@@ -114,7 +111,7 @@ class _Run:
     leaves: Leaves = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.threads = self.options.threads or min(threads.count(), MOST_THREADS)
+        self.threads = threads.for_files(self.options.threads)
         self.header, self.size = self.made.layout.header, self.made.layout.file_size
 
     def run(self, every: Slice) -> Written:
@@ -183,31 +180,10 @@ class _Run:
                 log = opened.enter_context(closing(Journal.resume(path, said)))
             else:
                 workspace.refuse_leftovers(self.output, self.part, self.options.resume)
-                self._require_room()
-                log = opened.enter_context(closing(self._begin(path, every)))
+                room.require(self.output.parent, remaining_bytes(self.made, self.part))
+                begun = workspace.begin(self.output, self.part, every, self.size, self.identity)
+                log = opened.enter_context(closing(begun))
             yield opened.enter_context(WriteFile.open(partial)), log
-
-    def _begin(self, path: Path, every: Slice) -> Journal:
-        """A journal, and the `.partial` that it is about. What cannot be begun leaves nothing behind."""
-        with ExitStack() as undo:
-            undo.callback(workspace.remove_if_alone, self.output, every, self.part)
-            undo.callback(workspace.remove, self.output, self.part)
-            if self.part.whole:  # the journal first: a `.partial` alone is never from a crash of ours
-                mark = workspace.new_mark()
-                log = Journal.begin(path, self.identity, self.part, mark)
-                undo.callback(log.close)
-                workspace.make_partial(self.output, self.size, mark)
-            else:
-                mark = workspace.shared_partial(self.output, self.size)
-                log = Journal.begin(path, self.identity, self.part, mark)
-            undo.pop_all()
-        return log
-
-    def _require_room(self) -> None:
-        need = remaining_bytes(self.made, self.part) + SPARE_BYTES
-        free = disk.free_bytes(self.output.parent)
-        if free < need:
-            raise EngramctlError(str(self.output.parent), f"{need} free bytes", f"{free}")
 
     def _all(self, file: WriteFile, log: Journal) -> dict[int, str]:
         """Everything but the header, down to the disk; then the digests."""

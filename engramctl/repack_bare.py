@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
-from engramctl import __version__, identity, pieces, repack_split, tensor_pieces, unfinished
+from engramctl import __version__, identity, journal_file, pieces, repack_split, tensor_pieces, unfinished
 from engramctl.checkpoint import CheckpointSource
 from engramctl.errors import EngramctlError
 from engramctl.extents import data_rows
-from engramctl.journal import CHANGED
+from engramctl.journal_file import BOTH_WAYS, CHANGED
 from formats import disk, row264
 from formats.dialects import ROW264_BARE
 from formats.disk import ReadFile
 from formats.errors import FormatError
-
-MOST_JOURNAL = 16 << 20
 
 
 def bare(
@@ -62,9 +59,7 @@ def _bare(source: CheckpointSource, folder: Path, resume: bool, force: bool, pro
         if not done and not any(path.with_name(path.name + ".partial").exists() for path, _, _ in every.values()):
             disk.system.unlink(journal)  # nothing was begun, or nothing of it is kept
         raise
-    for torn in _torn(journal, every):
-        disk.system.unlink(torn)
-    disk.system.unlink(journal)
+    disk.remove(*_torn(journal, every), journal)
     disk.fsync_folder(folder)
     return [path for path, _, _ in every.values()]
 
@@ -80,8 +75,7 @@ def _is_named(path: Path) -> bool:
     if not (path.exists() and partial.exists() and partial.samefile(path)):
         return False
     disk.system.unlink(partial)
-    with contextlib.suppress(FileNotFoundError):
-        disk.system.unlink(path.with_name(path.name + ".journal"))
+    disk.remove(path.with_name(path.name + ".journal"))
     return True
 
 
@@ -131,7 +125,7 @@ def _done(
             identity.require_same(f"{journal}: the journal's plan", found, who, CHANGED)
             return done
     elif journal.exists() and not force:
-        raise EngramctlError(str(journal), "no unfinished output", "one", pieces.BOTH_WAYS)
+        raise EngramctlError(str(journal), "no unfinished output", "one", BOTH_WAYS)
     left = [path.with_name(path.name + ending) for path, _, _ in every.values() for ending in (".partial", ".journal")]
     for path, _, _ in every.values():
         for each in (path, _beside(path)):
@@ -139,26 +133,19 @@ def _done(
     for each in left:
         if each.exists() and not force:
             raise EngramctlError(str(each), "no unfinished output without a plan", "one", "--force starts again")
-    if journal.exists():
-        disk.system.unlink(journal)
-    for each in left:  # of another plan, as far as anybody can tell
-        if each.exists():
-            disk.system.unlink(each)
+    disk.remove(journal, *left)  # of another plan, as far as anybody can tell
     _note(journal, who, [])
     return []
 
 
 def _note(journal: Path, who: dict[str, Any], done: list[int]) -> None:
-    disk.write_whole(journal, [json.dumps({"plan": who, "done": done}).encode() + b"\n"], force=True)
+    disk.write_whole(journal, [journal_file.line({"plan": who, "done": done})], force=True)
 
 
 def _read(journal: Path) -> tuple[dict[str, Any] | None, list[int]]:
     """The plan and the layers that are done; None where the journal says nothing."""
-    with ReadFile.open(journal) as file:
-        data = file.read(0, file.size, "journal") if file.size <= MOST_JOURNAL else b""
-    with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(data)
-        if isinstance(said, dict) and isinstance(said.get("plan"), dict) and isinstance(said.get("done"), list):
+    for said in journal_file.head(journal):
+        if isinstance(said.get("plan"), dict) and isinstance(said.get("done"), list):
             return said["plan"], said["done"]
     return None, []
 

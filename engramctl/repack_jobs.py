@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from engramctl.extents import data_rows
 from engramctl.journal import START, Point
-from engramctl.repack_plan import Plan, Target, bands
+from engramctl.repack_plan import Plan, Target
 from engramctl.row_blocks import Span, spans
 from engramctl.slices import Slice
+from engramctl.tensor_pieces import bands
 from formats.disk import WriteFile
 from formats.row264 import ROW_BYTES
 

@@ -5,24 +5,20 @@ It is a function of the checkpoint and the request alone: no time, host or path,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from engramctl import config, identity
+from engramctl import dialect_keys, identity
 from engramctl.checkpoint import CheckpointSource
-from engramctl.errors import EngramctlError
 from engramctl.extents import data_rows
 from engramctl.identity import Identity
-from engramctl.shapes import PROJECTION_BLOCK
+from engramctl.tensor_pieces import KvType, bands, require_width
 from formats import gguf_file as gguf
 from formats import row264
 from formats.dialects import DS4, Key
 from formats.errors import FormatError
-
-KvType = Literal["f16", "bf16", "f32"]
 
 F32_LIMIT = 2.0**127
 TYPE_IDS = {known.name: number for number, known in gguf.GGML_TYPES.items()}
@@ -61,7 +57,7 @@ def plan(
 ) -> Plan:
     """Keys, tensors and places of the output; a config that does not fit the dialect's types raises `FormatError`."""
     sizes, params = source.sizes, source.params()
-    _require_ds4_rules(source)
+    require_width(source, DS4.name)
     kv = kv_type.upper()
     targets = []
     for layer in sizes.layers:
@@ -90,7 +86,8 @@ def plan(
             keys.append((name, value_of(Key(name, "string"), said, option)))
     if source.config_text is not None and source.config is not None:
         keys.append((DS4.config, gguf.string(source.config_text)))
-        keys += _hyperparameters(dict(source.config), source)
+        path = str(source.path / "config.json")
+        keys += dialect_keys.hyperparameters(DS4, dict(source.config), path, value_of)
     keys += [(key.name, value_of(key, constants[role], str(source.path))) for role, key in DS4.keys.items()]
     layout = gguf.encode_header(keys, [(t.name, TYPE_IDS[t.type], t.shape, t.size) for t in targets], DS4.alignment)
     placed = tuple(Target(t.name, t.role, t.layer, t.type, t.shape, t.size, layout.starts[t.name]) for t in targets)
@@ -113,31 +110,6 @@ def _data_bytes(source: CheckpointSource, layout: gguf.Layout, targets: tuple[Ta
         else:
             total += target.size
     return total
-
-
-def bands(source: CheckpointSource, layer: int) -> Iterator[tuple[int, int]]:
-    """(first row, rows) of each band of the projection that shares scales; one in a hole is zeros, and stays a hole."""
-    tensor = source.tensors[layer, "projection"]
-    file, (outputs, inputs) = source.file(tensor), tensor.shape
-    for row in range(0, outputs, PROJECTION_BLOCK):
-        count = min(PROJECTION_BLOCK, outputs - row)
-        start = tensor.start + row * inputs
-        if any(True for _ in file.data(start, start + count * inputs)):
-            yield row, count
-
-
-def _require_ds4_rules(source: CheckpointSource) -> None:
-    """What the dialect cannot express: other widths, rows that are not the moduli's sum, numbers beyond u32."""
-    sizes, params = source.sizes, source.params()
-    if sizes.width != row264.WIDTH:
-        raise EngramctlError(
-            str(source.path), f"rows of {row264.WIDTH} values for dialect {DS4.name}", f"{sizes.width}"
-        )
-    for layer, rows, moduli in zip(sizes.layers, sizes.rows, params.moduli, strict=True):
-        if int(moduli.sum()) != rows:
-            raise EngramctlError(
-                str(source.path), f"{int(moduli.sum())} rows in layer {layer}, the sum of its primes", f"{rows}"
-            )
 
 
 def value_of(key: Key, value: object, path: str) -> gguf.Value:
@@ -167,24 +139,6 @@ def _fits(kind: str, value: object) -> bool:
     if kind == "u32":
         return 0 <= value < 2**32 and (isinstance(value, int) or value.is_integer())
     return abs(value) < F32_LIMIT
-
-
-def _hyperparameters(parsed: dict[str, Any], source: CheckpointSource) -> list[tuple[str, gguf.Value]]:
-    """Each published hyperparameter that the config has, under the dialect's prefix and with its type."""
-    path = str(source.path / "config.json")
-    part = config.text_part(parsed, path)
-    keys = []
-    for key in DS4.hyperparameters:
-        names = key.name.removeprefix(f"{DS4.architecture}.").split(".")
-        value: Any = part
-        for name in names:
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is None:
-            continue
-        if names == ["compress_ratios"] and isinstance(value, list):
-            value = value[: int(part.get("num_hidden_layers") or len(value))]  # the rest are the draft blocks'
-        keys.append((key.name, value_of(key, value, path)))
-    return keys
 
 
 def notes(source: CheckpointSource) -> list[str]:

@@ -8,10 +8,10 @@ It appears whole before the first byte of NAME changes, and goes when the last o
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from engramctl import journal_file
 from engramctl.errors import EngramctlError
 from formats import disk, strict_json
 from formats.disk import ReadFile
@@ -42,7 +42,7 @@ class Journal:
         return hashlib.sha256(replace(self, sha256="").line() + heads).hexdigest()
 
     def line(self) -> bytes:
-        return (json.dumps(asdict(self), separators=(",", ":")) + "\n").encode()
+        return journal_file.line(asdict(self))
 
 
 def journal_of(path: Path) -> Path:
@@ -86,8 +86,7 @@ def read(path: Path) -> tuple[Journal, bytes, bytes]:
     """The journal beside a file, and the two heads; anything else raises `FormatError`."""
     place = journal_of(path)
     with ReadFile.open(place) as file:
-        if file.size > MOST_LINE + MOST_HEADS:
-            raise FormatError(place, None, f"a journal of at most {MOST_LINE + MOST_HEADS} bytes", f"{file.size}")
+        journal_file.require_size(file, most=MOST_LINE + MOST_HEADS)
         line, _, _ = file.read(0, min(MOST_LINE, file.size), "journal").partition(b"\n")
         made = _journal(place, strict_json.read_object(place, line, 0))
         length = len(line) + 1 + made.old_end + made.new_end

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Self
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from engramctl.errors import EngramctlError
 from engramctl.placement.place import Extent, Io, Part, Place
 from formats import row264
+from formats.closing import Closing
 from formats.errors import FormatError
 from formats.floats import to_bf16
 from formats.row_layouts import ROW264, RowLayout
@@ -28,7 +29,7 @@ __all__ = ["Part", "Table"]
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Closing):
     """All rows of one layer. Opened by `engramctl.source` or `engramctl.tables`; closing that ends it.
 
     `place` is where the rows come from, the files where there is none; `here` are the first row and the row after the
@@ -230,9 +231,3 @@ class Table:
             self.place.close()
         if self.source is not None:
             self.source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()

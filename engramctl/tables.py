@@ -15,6 +15,7 @@ from engramctl.hash_params import HashParams
 from engramctl.source import is_container, open_source
 from engramctl.table import Part, Table
 from formats import recognise
+from formats.closing import Closing
 from formats.dialect import Dialect
 from formats.disk import ReadFile
 from formats.errors import FormatError
@@ -25,7 +26,7 @@ from formats.row_layouts import RowLayout
 SCALES = 8  # bytes of a row's scales, in a tensor of their own
 
 
-class Files:
+class Files(Closing):
     """The files of a GGUF, each opened when it is first read."""
 
     def __init__(self, header: GgufHeader) -> None:
@@ -42,12 +43,6 @@ class Files:
         for file in self._opened.values():
             file.close()
         self._opened.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 @dataclass

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engramctl.checkpoint import CheckpointSource
 from engramctl.errors import EngramctlError
-from engramctl.extents import data_rows
+from engramctl.extents import chunks, data_rows
 from engramctl.pieces import Piece, Progress
 from engramctl.shapes import PROJECTION_BLOCK
 from engramctl.table import Table
@@ -20,7 +20,6 @@ from formats.disk import WriteFile
 from formats.errors import FormatError
 from formats.floats import exact_in_f16, from_bf16
 
-CHUNK_ROWS = 16384
 KV_TYPES = {"f16": "F16", "bf16": "BF16", "f32": "F32"}
 
 KvType = Literal["f16", "bf16", "f32"]
@@ -29,8 +28,7 @@ KvType = Literal["f16", "bf16", "f32"]
 def rows(table: Table) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]]:
     """(first row, codes, scales) of every part of a table that is no hole; an invalid row raises `FormatError`."""
     for start, end in data_rows(table):
-        for first in range(start, end, CHUNK_ROWS):
-            last = min(first + CHUNK_ROWS, end)
+        for first, last in chunks(start, end):
             parts = []
             for part in table.parts:
                 piece = np.empty((last - first, part.stride), np.uint8)
@@ -80,6 +78,17 @@ def gate_piece(source: CheckpointSource, layer: int, role: str, start: int) -> P
     return Piece(f"{role} of layer {layer}", fill)
 
 
+def bands(source: CheckpointSource, layer: int) -> Iterator[tuple[int, int]]:
+    """(first row, rows) of each band of the projection that shares scales; one in a hole is zeros, and stays a hole."""
+    tensor = source.tensors[layer, "projection"]
+    file, (outputs, inputs) = source.file(tensor), tensor.shape
+    for row in range(0, outputs, PROJECTION_BLOCK):
+        count = min(PROJECTION_BLOCK, outputs - row)
+        start = tensor.start + row * inputs
+        if any(True for _ in file.data(start, start + count * inputs)):
+            yield row, count
+
+
 @dataclass(frozen=True)
 class Projection:
     """A projection dequantised a band at a time; values that the type does not hold exactly are refused."""
@@ -93,14 +102,9 @@ class Projection:
 
     def _fill(self, start: int, file: WriteFile, progress: Progress) -> None:
         tensor = self.source.tensors[self.layer, "projection"]
-        outputs, inputs = tensor.shape
-        for row in range(0, outputs, PROJECTION_BLOCK):
-            count = min(PROJECTION_BLOCK, outputs - row)
-            codes_at = tensor.start + row * inputs
-            if not any(True for _ in self.source.file(tensor).data(codes_at, codes_at + count * inputs)):
-                continue  # a hole: zeros, and stays one
+        for row, count in bands(self.source, self.layer):
             values = self._converted(self._band(row, count), row)
-            file.write(start + row * inputs * values.itemsize, np.ascontiguousarray(values).data)
+            file.write(start + row * tensor.shape[1] * values.itemsize, np.ascontiguousarray(values).data)
             progress(values.nbytes)
 
     def _band(self, row: int, count: int) -> NDArray[np.uint16]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+MOST_FOR_FILES = 4  # more than that, and the disk or the memory is what is waited for
+
 _asked: list[int] = []
 
 
@@ -21,3 +23,8 @@ def count() -> int:
     if _asked:
         return _asked[0]
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def for_files(asked: int | None) -> int:
+    """So many that move a file's bytes: those asked for, or ours as far as they help."""
+    return asked or min(count(), MOST_FOR_FILES)

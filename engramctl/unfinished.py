@@ -8,16 +8,15 @@ NAME/unpack.journal   the run ended after the folder got its name: all else in i
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from engramctl import locks, pieces
+from engramctl import identity, journal_file, locks
 from engramctl.errors import EngramctlError
+from engramctl.identity import Identity
+from engramctl.journal_file import BOTH_WAYS
 from formats import disk
-from formats.disk import ReadFile
 from formats.errors import FormatError
 
 JOURNAL = "unpack.journal"
@@ -46,13 +45,7 @@ def lock_of(output: Path) -> Path:
     return output.with_name(output.name + ".lock")
 
 
-def line(who: Mapping[str, Any]) -> bytes:
-    return json.dumps(who).encode() + b"\n"
-
-
-def require(
-    output: Path, who: Mapping[str, Any], resume: bool, force: bool, ways: str = pieces.BOTH_WAYS
-) -> Path | None:
+def require(output: Path, who: Identity, resume: bool, force: bool, ways: str = BOTH_WAYS) -> Path | None:
     """The folder that an ended run has left and this one may take; None where there is none. Nothing is touched."""
     partial = partial_of(output)
     named = (output / JOURNAL).is_file() and not partial.exists()
@@ -68,28 +61,12 @@ def require(
         raise EngramctlError(str(left), "no unfinished output", "one", ways)
     begun = left / JOURNAL
     if resume and begun.is_file():
-        require_same(begun, who)
+        before = next(iter(journal_file.head(begun)), {})
+        identity.require_begun(begun, before, who, "another", CHANGED)
     return left
 
 
-def require_same(journal: Path, who: Mapping[str, Any]) -> None:
-    """Refuse, by name, what is not as it was when the journal was begun."""
-    wanted = line(who)
-    with ReadFile.open(journal) as file:
-        found = file.read(0, file.size, "journal") if file.size <= 2 * len(wanted) else b""
-    if found == wanted:
-        return
-    try:
-        said = json.loads(found)
-    except (ValueError, RecursionError):
-        said = {}
-    before = said if isinstance(said, dict) else {}
-    changed = [name for name in who if before.get(name) != who[name]] if before else []
-    what = ", ".join(changed) or "input"
-    raise EngramctlError(str(journal), f"the same {what} as when it was begun", "another", CHANGED)
-
-
-def begin(output: Path, who: Mapping[str, Any], resume: bool, left: Path | None) -> Path:
+def begin(output: Path, who: Identity, resume: bool, left: Path | None) -> Path:
     """`.partial`, new, or what `require` found, taken up again."""
     partial = partial_of(output)
     if left == output:
@@ -101,7 +78,7 @@ def begin(output: Path, who: Mapping[str, Any], resume: bool, left: Path | None)
     for torn in partial.glob("*.tmp"):  # of a run that was killed while it wrote a small file
         disk.system.unlink(torn)
     if not (partial / JOURNAL).is_file():
-        disk.write_whole(partial / JOURNAL, [line(who)])
+        disk.write_whole(partial / JOURNAL, [journal_file.line(who)])
     return partial
 
 
@@ -124,8 +101,7 @@ def remove(partial: Path) -> None:
             shutil.rmtree(each)
         elif each.name != JOURNAL:
             disk.system.unlink(each)
-    with contextlib.suppress(FileNotFoundError):
-        disk.system.unlink(partial / JOURNAL)
+    disk.remove(partial / JOURNAL)
     partial.rmdir()
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import __version__, container_sizes, identity, pieces, sidecars, stored, tables, unfinished
+from engramctl import __version__, container_sizes, identity, pieces, room, sidecars, stored, tables, unfinished
 from engramctl.errors import EngramctlError
-from engramctl.extents import data_rows
+from engramctl.extents import chunks, data_rows
 from engramctl.pieces import Progress
 from engramctl.profiles import Profile, Sizes
 from engramctl.shapes import PROJECTION_BLOCK
@@ -33,7 +33,6 @@ from formats.floats import E4M3_VALUES, exact_in_bf16, to_bf16
 from formats.gguf_file import TensorInfo
 from formats.gguf_split import read_model
 
-CHUNK_ROWS = 16384
 PIECE_ROWS = 16 << 20  # 4 GiB of rows are durable before the next are begun
 FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
@@ -67,16 +66,13 @@ def write(
         raise FormatError(path, None, "a container", "nothing there")
     _require_codes(profile)
     folder = folder if folder.name not in ("", "..") else folder.resolve()
-    if not folder.parent.is_dir():
-        raise FormatError(folder.parent, None, "a folder", "nothing there")
+    room.require_folder(folder.parent)
     with unfinished.alone(unfinished.lock_of(folder)), ExitStack() as stack:
         who = _identity(path, profile)
         left = unfinished.require(folder, who, resume, force)
         plan = _plan(stack, path, profile)
         if left is None:
-            needed, free = _needed(plan.held.values()) + pieces.SPARE_BYTES, disk.free_bytes(folder.parent)
-            if free < needed:
-                raise EngramctlError(str(folder.parent), f"{needed} free bytes", f"{free}")
+            room.require(folder.parent, _needed(plan.held.values()))
         partial = unfinished.begin(folder, who, resume, left)
         try:
             made = _write(plan, partial, progress)
@@ -178,9 +174,7 @@ def _is_whole(shard: Path, head: bytes, size: int) -> bool:
     with ReadFile.open(shard) as file:
         whole = file.size == size and file.read(0, len(head), "header") == head
     beside = [shard.with_name(shard.name + ending) for ending in (".partial", ".journal")]  # killed as it was named
-    for gone in beside if whole else [shard]:
-        if gone.exists():
-            disk.system.unlink(gone)
+    disk.remove(*(beside if whole else [shard]))
     return whole
 
 
@@ -214,8 +208,7 @@ def _ranges(table: Table, start: int = 0, end: int | None = None) -> Iterator[tu
 def _rows(table: Table, start: int, end: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """(first row, rows as codes then scales) of what is no hole."""
     for begin, stop in _ranges(table, start, end):
-        for first in range(begin, stop, CHUNK_ROWS):
-            last = min(first + CHUNK_ROWS, stop)
+        for first, last in chunks(begin, stop):
             if not table.plain:
                 yield first, table.read(np.arange(first, last))
                 continue

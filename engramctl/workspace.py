@@ -12,9 +12,11 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from engramctl import journal, locks, slices
+from engramctl import locks, room, slices
 from engramctl.errors import EngramctlError
-from engramctl.journal import Said
+from engramctl.identity import Identity
+from engramctl.journal import Journal, Said
+from engramctl.journal_file import BOTH_WAYS, CHANGED
 from engramctl.profiles import Sizes
 from engramctl.slices import Slice
 from formats import disk
@@ -23,7 +25,6 @@ from formats.errors import FormatError
 
 MARK_BYTES = 64  # within one sector: a disk writes them all or none
 MARK = "engramctl partial "
-BOTH_WAYS = "--resume finishes it, --force starts again"
 
 
 def partial_of(output: Path) -> Path:
@@ -56,8 +57,7 @@ def _beside(output: Path, all_rows: Slice, ending: str) -> dict[Slice, Path]:
 @contextlib.contextmanager
 def only_one(output: Path, part: Slice, all_rows: Slice, break_lock: bool) -> Iterator[None]:
     """Hold the slice's lock, and see that nobody works on the same rows under another name."""
-    if not output.parent.is_dir():
-        raise FormatError(output.parent, None, "a folder", "a file" if output.parent.exists() else "nothing there")
+    room.require_folder(output.parent)
     with locks.hold(lock_of(output, part), break_lock):
         for other, path in _beside(output, all_rows, ".lock").items():
             if other != part and part.overlaps(other) and (words := locks.held(path)) is not None:
@@ -81,7 +81,7 @@ def refuse_leftovers(output: Path, part: Slice, resume: bool) -> None:
     path, partial = journal_of(output, part), partial_of(output)
     left = partial if part.whole and partial.exists() else path
     if resume and left == partial:
-        raise EngramctlError(str(path), "the journal of the unfinished output", "none with a plan", journal.CHANGED)
+        raise EngramctlError(str(path), "the journal of the unfinished output", "none with a plan", CHANGED)
     if not resume and left.exists():
         raise EngramctlError(str(left), "no unfinished output", "one", BOTH_WAYS)
 
@@ -102,8 +102,25 @@ def make_partial(output: Path, size: int, mark: str) -> None:
         with contextlib.suppress(FormatError):  # another slice was quicker: its mark counts
             disk.publish(made, partial, force=False)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            disk.system.unlink(made)
+        disk.remove(made)
+
+
+def begin(output: Path, part: Slice, every: Slice, size: int, plan: Identity) -> Journal:
+    """A journal, and the `.partial` that it is about. What cannot be begun leaves nothing behind."""
+    path = journal_of(output, part)
+    with contextlib.ExitStack() as undo:
+        undo.callback(remove_if_alone, output, every, part)
+        undo.callback(remove, output, part)
+        if part.whole:  # the journal first: a `.partial` alone is never from a crash of ours
+            mark = new_mark()
+            log = Journal.begin(path, plan, part, mark)
+            undo.callback(log.close)
+            make_partial(output, size, mark)
+        else:
+            mark = shared_partial(output, size)
+            log = Journal.begin(path, plan, part, mark)
+        undo.pop_all()
+    return log
 
 
 def shared_partial(output: Path, size: int) -> str:
@@ -176,9 +193,7 @@ def remove(output: Path, part: Slice) -> None:
     if part.whole:
         partial = partial_of(output)
         gone = [partial, *gone, *partial.parent.glob(f"{_escaped(partial.name)}.*.tmp")]
-    for path in gone:
-        with contextlib.suppress(FileNotFoundError):
-            disk.system.unlink(path)
+    disk.remove(*gone)
 
 
 def remove_if_alone(output: Path, every: Slice, part: Slice) -> None:

@@ -13,9 +13,8 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from formats.closing import Closing
 from formats.errors import FormatError, ShortFileError
 from formats.system import PathLike, System
 
@@ -41,7 +40,7 @@ def _bytes_of(view: memoryview) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-class _Open:
+class _Open(Closing):
     """A path and its descriptor, closed once."""
 
     def __init__(self, path: PathLike, fd: int) -> None:
@@ -52,12 +51,6 @@ class _Open:
             fd, self.fd = self.fd, -1
             with _named(self.path):
                 system.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 class ReadFile(_Open):
@@ -240,9 +233,15 @@ def write_whole(path: PathLike, chunks: Iterable[bytes | bytearray | memoryview]
             file.sync()
         publish(file.path, path, force)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            system.unlink(file.path)
+        remove(file.path)
         raise
+
+
+def remove(*paths: PathLike) -> None:
+    """Take away what may be there."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            system.unlink(path)
 
 
 def _sibling(path: Path) -> WriteFile:

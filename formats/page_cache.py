@@ -14,13 +14,12 @@ import mmap
 import os
 import struct
 import sys
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats import disk
+from formats.closing import Closing
 from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.system import PathLike, System
@@ -80,7 +79,7 @@ def open_uncached(path: PathLike) -> ReadFile:
     return file
 
 
-class Mapping:
+class Mapping(Closing):
     """A part of a file as memory, read only: `bytes` is what was asked for, page edges are kept apart."""
 
     def __init__(self, file: ReadFile, start: int, end: int) -> None:
@@ -136,12 +135,6 @@ class Mapping:
         if len(known) < len(found):
             return None
         return np.concatenate(known) if known else np.empty(0, np.bool_)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         del self._all

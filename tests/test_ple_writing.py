@@ -16,7 +16,7 @@ from cli_helpers import Cli, Outcome, parse
 from faults import Faulty
 from test_siblings_files import PLE, library
 
-from engramctl import durable, profiles
+from engramctl import durable, extents, profiles
 from engramctl.siblings import synth, unpack, writing
 from formats import disk
 from formats import gguf_file as own
@@ -42,7 +42,7 @@ class Job:
         self.cli, self.folder, self.monkeypatch = cli, folder, monkeypatch
         monkeypatch.setattr(os, "fsync", lambda fd: None)
         monkeypatch.setattr(os, "fdatasync", lambda fd: None)
-        monkeypatch.setattr(writing, "CHUNK_ROWS", 7)
+        monkeypatch.setattr(extents, "CHUNK_ROWS", 7)
         monkeypatch.setattr(durable, "SYNC_BYTES", 20000)
         folder.mkdir()
         self.output = folder / "x.gguf"

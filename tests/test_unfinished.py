@@ -15,7 +15,7 @@ from cli_helpers import Cli
 from dialect_files import Model
 from test_repair import KilledError, Killing
 
-from engramctl import pieces, profiles, unfinished, unpack
+from engramctl import profiles, room, unfinished, unpack
 from engramctl.siblings import synth
 from engramctl.siblings import unpack as sibling_unpack
 from formats import disk
@@ -98,7 +98,7 @@ def test_a_second_run_or_a_refused_one_leaves_the_first_ones_shards(
 def test_a_full_disk_is_known_before_a_folder_is_begun(
     cli: Cli, container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda path: pieces.SPARE_BYTES)
+    monkeypatch.setattr(disk, "free_bytes", lambda path: room.SPARE_BYTES)
     assert "free bytes" in cli.refused_twice(tmp_path, "unpack", container, "-o", tmp_path / "back").expected
     assert list(tmp_path.iterdir()) == []
 
@@ -212,7 +212,7 @@ def test_bare_rows_of_another_checkpoint_are_not_taken_up(
         for more in ((), ("--resume",), ("--force",)):
             assert cli.refused(tmp_path, "repack", tiny, *words, *more).where.endswith("row264-bare.lock")
     inode = (out / "engram-l1-packed.bin").stat().st_ino
-    free = pieces.SPARE_BYTES + (out / "engram-l1-packed.bin").stat().st_size * 5 // 2  # one layer's room, not two
+    free = room.SPARE_BYTES + (out / "engram-l1-packed.bin").stat().st_size * 5 // 2  # one layer's room, not two
     monkeypatch.setattr(disk, "free_bytes", lambda path: free)
     cli.ok("repack", tiny, *words, "--resume")
     assert (out / "engram-l1-packed.bin").stat().st_ino == inode

@@ -131,66 +131,42 @@ def home_tokenizer(given: Path | None, checkpoint: Path | None) -> Path | None:
     return given if given is not None or own is None or not own.is_file() else own
 
 
-def values_(
-    dump: Dump,
-    source: Source,
-    layer: Layer = None,
-    ids: Ids = None,
-    ids_file: IdsFile = None,
-    text: Text = None,
-    ids_format: IdsForm = IdsFormat.auto,
-    mask: Mask = None,
-    mask_file: MaskFile = None,
-    history: History = None,
-    rows: Rows = None,
-    rows_file: RowsFile = None,
-    axes: Axes = None,
-    tokenizer: Tokenizer = None,
-    token_map: TokenMap = None,
-    profile: MaybeProfile = None,
-    json: Json = False,
-) -> None:
-    """Compare looked-up values with the source, bit for bit."""
-    from engramctl.cli import inputs
+def _command(stage: str, what: str) -> Callable[..., None]:
+    """check values and check kv: the same options."""
 
-    given = None
-    if rows is None and rows_file is None:
-        home, space = source if source.is_dir() else None, inputs.id_space(source, profile)
-        given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
-    elif any(option is not None for option in (ids, ids_file, text, mask, mask_file, history)):
-        raise EngramctlError("what was looked up", "token ids or rows", "both")
-    _lookups("values", dump, source, layer, given, rows, rows_file, axes, token_map, profile, json)
+    def command(
+        dump: Dump,
+        source: Source,
+        layer: Layer = None,
+        ids: Ids = None,
+        ids_file: IdsFile = None,
+        text: Text = None,
+        ids_format: IdsForm = IdsFormat.auto,
+        mask: Mask = None,
+        mask_file: MaskFile = None,
+        history: History = None,
+        rows: Rows = None,
+        rows_file: RowsFile = None,
+        axes: Axes = None,
+        tokenizer: Tokenizer = None,
+        token_map: TokenMap = None,
+        profile: MaybeProfile = None,
+        json: Json = False,
+    ) -> None:
+        from engramctl.cli import inputs
 
+        given = None
+        if rows is None and rows_file is None:
+            home, space = source if source.is_dir() else None, inputs.id_space(source, profile)
+            given = inputs.read_sequence(
+                ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space
+            )
+        elif any(option is not None for option in (ids, ids_file, text, mask, mask_file, history)):
+            raise EngramctlError("what was looked up", "token ids or rows", "both")
+        _lookups(stage, dump, source, layer, given, rows, rows_file, axes, token_map, profile, json)
 
-def kv_(
-    dump: Dump,
-    source: Source,
-    layer: Layer = None,
-    ids: Ids = None,
-    ids_file: IdsFile = None,
-    text: Text = None,
-    ids_format: IdsForm = IdsFormat.auto,
-    mask: Mask = None,
-    mask_file: MaskFile = None,
-    history: History = None,
-    rows: Rows = None,
-    rows_file: RowsFile = None,
-    axes: Axes = None,
-    tokenizer: Tokenizer = None,
-    token_map: TokenMap = None,
-    profile: MaybeProfile = None,
-    json: Json = False,
-) -> None:
-    """Compare projections with float64, within what BF16 and F32 summation may cost."""
-    from engramctl.cli import inputs
-
-    given = None
-    if rows is None and rows_file is None:
-        home, space = source if source.is_dir() else None, inputs.id_space(source, profile)
-        given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
-    elif any(option is not None for option in (ids, ids_file, text, mask, mask_file, history)):
-        raise EngramctlError("what was looked up", "token ids or rows", "both")
-    _lookups("kv", dump, source, layer, given, rows, rows_file, axes, token_map, profile, json)
+    command.__doc__ = what
+    return command
 
 
 def _lookups(
@@ -244,4 +220,9 @@ def gate_(dump: Dump, profile: Profile = DEFAULT, json: Json = False) -> None:
     verdict("gate", dump, gate.check(inputs, gates, out, known.sizes.eps, known.clamp), json)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"hash": hash_, "values": values_, "kv": kv_, "gate": gate_}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "hash": hash_,
+    "values": _command("values", "Compare looked-up values with the source, bit for bit."),
+    "kv": _command("kv", "Compare projections with float64, within what BF16 and F32 summation may cost."),
+    "gate": gate_,
+}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from engramctl.siblings.table import PlainTable
 from engramctl.source import FoundMap, Weights, fitting_map, profile_map, subset, subset_params
 from engramctl.table import Part, Table
 from formats import safetensors_raw
+from formats.closing import Closing
 from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.floats import from_bf16
@@ -33,7 +33,7 @@ NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
 
 
 @dataclass
-class SiblingCheckpoint:
+class SiblingCheckpoint(Closing):
     """An opened checkpoint of a model whose rows are plain numbers."""
 
     path: Path
@@ -153,12 +153,6 @@ class SiblingCheckpoint:
         for file in self._files.values():
             file.close()
         self._files.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def as_f32(array: NDArray[Any], dtype: str) -> NDArray[np.float32]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from engramctl.siblings import PLE_PROFILE
 from engramctl.siblings.table import PlainTable
 from engramctl.source import FoundMap, Weights, named
 from engramctl.table import Part, Table
+from formats.closing import Closing
 from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.floats import from_bf16
@@ -33,7 +33,7 @@ MOST_KERNEL = 64
 
 
 @dataclass
-class PleContainer:
+class PleContainer(Closing):
     """An opened container of one of the dialects."""
 
     path: Path
@@ -118,12 +118,6 @@ class PleContainer:
         for file in self._files:
             file.close()
         self._files.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def dialect_of(header: GgufHeader) -> PleDialect | None:

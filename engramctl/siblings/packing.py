@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from engramctl import rowsets, telling
 from engramctl.errors import EngramctlError
+from engramctl.extents import Range, chunks
 from engramctl.siblings.opened import Opened, as_sibling
 from engramctl.siblings.table import PlainTable
 from engramctl.siblings.tensors import SCALED
@@ -21,10 +22,9 @@ from formats import row_q8_0
 from formats.floats import to_bf16
 from formats.ple_gguf import SIDECAR
 
-Ranges = Sequence[tuple[int, int]]  # first row, row after the last
+Ranges = Sequence[Range]
 
 CHECK = "packing"
-CHUNK_ROWS = 16384
 WEIGHTS = ("key", "value", "norm_key", "norm_query", "norm_conv", "conv")
 
 
@@ -68,14 +68,14 @@ def _numbers(
         told = telling.plain_rows(table.rows, edges, table.row_bytes)
         drawn = np.random.default_rng(sample[1]).integers(0, table.rows, sample[0])
         picked = np.unique(np.concatenate([np.array(told, np.int64), drawn]))
-        yield from (picked[at : at + CHUNK_ROWS] for at in range(0, picked.size, CHUNK_ROWS))
+        yield from (picked[first:last] for first, last in chunks(0, picked.size))
         return
     spans = ranges
     if spans is None:
         spans = rowsets.joined([*table.data_ranges(), *other.data_ranges()], table.rows)
     for low, high in spans:
-        for at in range(low, min(high, table.rows), CHUNK_ROWS):
-            yield np.arange(at, min(at + CHUNK_ROWS, high, table.rows))
+        for first, last in chunks(low, min(high, table.rows)):
+            yield np.arange(first, last)
 
 
 def _rows(want: PlainTable, have: PlainTable, numbers: NDArray[np.int64], layer: int, result: Result) -> None:

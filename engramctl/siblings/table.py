@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from engramctl.errors import EngramctlError
 from engramctl.placement.place import Io
 from engramctl.table import Table
+from formats.closing import Closing
 from formats.errors import FormatError
 from formats.row_plain import PlainRows
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PlainTable:
+class PlainTable(Closing):
     """All rows of one layer, piece after piece; opened by a source, and closing that ends it.
 
     `here`, `source` as in `Table`; each piece has a placement of its own.
@@ -168,9 +168,3 @@ class PlainTable:
             piece.close()
         if self.source is not None:
             self.source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()

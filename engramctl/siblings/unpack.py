@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from engramctl import unfinished
 from engramctl.errors import EngramctlError
+from engramctl.extents import chunks
 from engramctl.profiles import Profile, load
 from engramctl.siblings import repack, tensors
 from engramctl.siblings.container import PleContainer
 from engramctl.siblings.synth import config
 from engramctl.siblings.tensors import SCALED, Key, Wanted
-from engramctl.siblings.writing import CHUNK_ROWS
 from formats import disk, safetensors_raw
 from formats.disk import WriteFile
 from formats.floats import E4M3_VALUES, exact_in_bf16, from_bf16, to_bf16
@@ -196,8 +196,8 @@ def _rows(source: PleContainer, layer: int, first: int, last: int, codes: Codes 
     table = source.table(layer)
     row_bytes = source.sizes.width * (2 if codes is None else 1)
     for low, high in table.data_ranges():
-        for start in range(max(low, first), min(high, last), CHUNK_ROWS):
-            numbers = np.arange(start, min(start + CHUNK_ROWS, high, last))
+        for start, stop in chunks(max(low, first), min(high, last)):
+            numbers = np.arange(start, stop)
             if codes is None:
                 rows = repack.converted(table, numbers, "BF16")
             else:

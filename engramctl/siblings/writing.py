@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from engramctl import __version__, identity, journal, locks, slices, threads, workspace
+from engramctl import __version__, identity, journal, locks, room, slices, threads, workspace
 from engramctl.durable import Durable
 from engramctl.errors import EngramctlError
-from engramctl.extents import data_rows
+from engramctl.extents import chunks, data_rows
 from engramctl.identity import Identity
 from engramctl.journal import Journal, Point
 from engramctl.ordered import in_order
@@ -30,10 +30,7 @@ from formats import disk, tree_digest
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError, ShortFileError
 
-CHUNK_ROWS = 16384
-SPARE_BYTES = 16 << 20
 RESERVE_BYTES = 1 << 20  # shorter ranges are not worth a call to reserve them
-MOST_THREADS = 4
 
 Job = tuple[int, Target, int, int]  # number of the tensor, and its rows first..last; a weight is one row
 
@@ -137,15 +134,8 @@ def _opened(
             log = opened.enter_context(closing(Journal.resume(path, said)))
         else:
             workspace.refuse_leftovers(output, every, options.resume)
-            need, free = made.data_bytes + SPARE_BYTES, disk.free_bytes(output.parent)
-            if free < need:
-                raise EngramctlError(str(output.parent), f"{need} free bytes", f"{free}")
-            with ExitStack() as undo:  # what cannot be begun leaves nothing behind
-                undo.callback(workspace.remove, output, every)
-                mark = workspace.new_mark()
-                log = opened.enter_context(closing(Journal.begin(path, ours, every, mark)))
-                workspace.make_partial(output, size, mark)
-                undo.pop_all()
+            room.require(output.parent, made.data_bytes)
+            log = opened.enter_context(closing(workspace.begin(output, every, every, size, ours)))
         yield opened.enter_context(WriteFile.open(partial)), log
 
 
@@ -162,8 +152,8 @@ def _jobs(made: Plan, point: Point) -> Iterator[Job]:
                 yield number, target, 0, 1
             continue
         for first, last in made.table.data_ranges():
-            for start in range(max(first, row), last, CHUNK_ROWS):
-                yield number, target, start, min(start + CHUNK_ROWS, last)
+            for start, stop in chunks(max(first, row), last):
+                yield number, target, start, stop
 
 
 def _place(made: Plan, job: Job) -> tuple[int, int]:
@@ -195,9 +185,8 @@ def _fill(made: Plan, file: WriteFile, log: Journal, options: Options) -> None:
         file.write(_place(made, job)[0], data)
         return len(data)
 
-    count = options.threads or min(threads.count(), MOST_THREADS)
     with closing(Durable(file, log)) as durable:
-        with closing(in_order(_jobs(made, log.point), work, count)) as done:
+        with closing(in_order(_jobs(made, log.point), work, threads.for_files(options.threads))) as done:
             for job, size in done:
                 durable.reached((job[0], job[3]), [_place(made, job)], {})
                 options.progress(size)
@@ -216,8 +205,7 @@ def _digest(made: Plan, output: Path, options: Options) -> str | None:
         if options.digest == "tree":
             return tree_digest.root(0, rows, list(_leaves(table)), row_bytes)
         sha = hashlib.sha256()
-        for first in range(0, rows, CHUNK_ROWS):
-            last = min(first + CHUNK_ROWS, rows)
+        for first, last in chunks(0, rows):
             sha.update(file.read(target.start + first * row_bytes, (last - first) * row_bytes, f"rows {first} on"))
         return sha.hexdigest()
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl.extents import data_rows
+from engramctl.extents import CHUNK_ROWS, chunks, data_rows
 from engramctl.profiles import Profile, Sizes
 from engramctl.table import Table
 from engramctl.verify import confidence
-from engramctl.verify.packing import CHUNK_ROWS, Rows, seeded_rows
+from engramctl.verify.packing import Rows, seeded_rows
 from engramctl.verify.result import MOST_FINDINGS, Result
 from engramctl.verify.sides import Weight, bands
 from formats import row264
@@ -60,15 +60,14 @@ Piece = tuple[NDArray[np.int64], NDArray[np.uint8]]  # [n] row numbers, [n, 264]
 
 
 def _picked(table: Table, picked: NDArray[np.int64]) -> Iterator[Piece]:
-    for start in range(0, picked.size, CHUNK_ROWS):
-        yield picked[start : start + CHUNK_ROWS], table.read(picked[start : start + CHUNK_ROWS])
+    for first, last in chunks(0, picked.size):
+        yield picked[first:last], table.read(picked[first:last])
 
 
 def _every(table: Table) -> Iterator[Piece]:
     buffer = np.empty((CHUNK_ROWS, row264.ROW_BYTES), np.uint8)
     for first, last in data_rows(table):
-        for start in range(first, last, CHUNK_ROWS):
-            stop = min(start + CHUNK_ROWS, last)
+        for start, stop in chunks(first, last):
             yield np.arange(start, stop), read_range(table, start, stop, buffer)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from engramctl import rowsets, telling, threads
 from engramctl.errors import EngramctlError
+from engramctl.extents import chunks
 from engramctl.hash_params import MOST_COLUMNS
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
@@ -26,7 +27,6 @@ from engramctl.verify.streams import Compared, compare
 from formats import row264, tree_digest
 
 CHECK = "packing"
-CHUNK_ROWS = 16384  # 4 MB a side
 MOST_SAMPLE = 1 << 22
 SAVE_BYTES = 1 << 30  # of each side, compared between two notes of the progress
 
@@ -136,8 +136,8 @@ def _some(
     picked = seeded_rows(profile, want.sizes, layer, count, asked.sample or 0, asked.seed)
     result.coverage.checked += picked.size
     before = result.total
-    for start in range(0, picked.size, CHUNK_ROWS):
-        some = picked[start : start + CHUNK_ROWS]
+    for first, last in chunks(0, picked.size):
+        some = picked[first:last]
         loose.rows(expected, found, some, _rows, CHECK, result)
         progress(some.size * row264.ROW_BYTES)
     if picked.size < count:

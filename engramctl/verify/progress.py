@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engramctl import identity
+from engramctl import identity, journal_file
 from engramctl.errors import EngramctlError, Finding
 from engramctl.journal import Leaves, packed, unpacked
 from engramctl.table import Table
 from engramctl.verify.result import Result
 from formats import disk
 from formats.disk import ReadFile
-from formats.errors import FormatError
 
-MOST_BYTES = 256 << 20
 START_BYTES = 1 << 20  # of each file: its header lies there
 HINT = "remove that file to check from the start"
 
@@ -45,11 +43,11 @@ class Progress:
             "notes": result.notes,
             "leaves": list(packed(self.leaves)),
         }
-        disk.write_whole(self.path, [json.dumps(state).encode() + b"\n"], force=True)
+        disk.write_whole(self.path, [journal_file.line(state)], force=True)
 
     def forget(self) -> None:
-        if self.path is not None and self.path.exists():
-            disk.system.unlink(self.path)
+        if self.path is not None:
+            disk.remove(self.path)
 
 
 def resume(path: Path | None, plan: dict[str, Any], result: Result) -> Progress:
@@ -58,9 +56,7 @@ def resume(path: Path | None, plan: dict[str, Any], result: Result) -> Progress:
     if path is None or not path.exists():
         return now
     with ReadFile.open(path) as file:
-        if file.size > MOST_BYTES:
-            raise FormatError(path, None, f"progress of at most {MOST_BYTES} bytes", f"{file.size}")
-        data = file.read(0, file.size, "progress")
+        data = journal_file.read(file, "progress")
     try:
         state = json.loads(data)
         before = dict(state["plan"])
