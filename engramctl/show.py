@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engramctl import config as configs
-from engramctl import container_sizes, kinds, maps, profiles, show_files, sidecars
+from engramctl import container_sizes, kinds, maps, profiles, shapes, show_files, sidecars
 from engramctl import stored as stores
 from engramctl.checkpoint import DIALECT, read_config
 from engramctl.hash_params import digest
@@ -57,7 +57,7 @@ def _checkpoint(path: Path, profile: Profile) -> dict[str, Any]:
     config, problem = _folder_config(path)
     sizes, size_problem = _sizes(config, profile, str(path / safetensors_raw.CONFIG_NAME))
     layers = profile.sizes.layers if sizes is None else sizes.layers
-    names = {tensor.of(layer): layer for layer in layers for tensor in profile.tensors.values()}
+    names = {tensor.of(layer): (layer, role) for layer in layers for role, tensor in profile.tensors.items()}
     found = safetensors_raw.read_checkpoint(path, lambda name: name in names or ENGRAM_DOT in name, strict=False)
     form, whose = checkpoint_forms.recognise(found.tensors)
     tensors = [
@@ -72,14 +72,17 @@ def _checkpoint(path: Path, profile: Profile) -> dict[str, Any]:
         for t in found.tensors.values()
     ]
     absent = [name for name in names if name not in found.tensors]
+    wrong = list(found.problems)
+    if sizes is not None and (form is None or form.name == DIALECT):
+        wrong += _odd_tensors(found.tensors, names, sizes, profile)
     return {
         "path": str(path),
         "kind": "checkpoint",
-        "dialect": form.name if form is not None and form.name != DIALECT else None if absent else DIALECT,
+        "dialect": form.name if form is not None and form.name != DIALECT else None if absent or wrong else DIALECT,
         "nearest": DIALECT if form is None else form.name,
         "notes": [] if whose is None else [f"the published tensors under the names of {whose}"],
         "missing": absent,
-        "wrong": [{"where": where, "expected": expected, "found": seen} for where, expected, seen in found.problems],
+        "wrong": [{"where": where, "expected": expected, "found": seen} for where, expected, seen in wrong],
         "missing_shards": sorted({shard for name, shard in found.missing.items() if name in names}),
         "shards": sorted(shard.name for shard in found.shards),
         "tensors": tensors,
@@ -89,6 +92,21 @@ def _checkpoint(path: Path, profile: Profile) -> dict[str, Any]:
         **model(sizes, profile, config),
         "token_map": _map_origin(path, sizes, profile),
     }
+
+
+def _odd_tensors(
+    tensors: Mapping[str, safetensors_raw.Tensor],
+    names: Mapping[str, tuple[int, str]],
+    sizes: Sizes,
+    profile: Profile,
+) -> Iterator[tuple[str, str, str]]:
+    """What has another dtype or shape than it is published with; other commands refuse it."""
+    for name, (layer, role) in names.items():
+        if name in tensors:
+            try:
+                shapes.check(tensors[name], role, sizes, layer, profile)
+            except FormatError as error:
+                yield name, error.expected, error.found
 
 
 def _folder_config(path: Path) -> tuple[dict[str, Any] | None, str | None]:

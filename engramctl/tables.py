@@ -86,6 +86,7 @@ def open_tables(path: Path, profile: str | None = None) -> Tables:
             return _of_checkpoint(path, profile, stack)
         if path.is_file() and is_container(path):
             header = read_model(path)
+            recognise.refuse_underway(header)
             dialect, tables = of_header(stack.enter_context(Files(header)))
             return Tables(path, dialect.name, tables, stack)
         found = sidecars.opened(stack, path)

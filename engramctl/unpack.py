@@ -111,6 +111,7 @@ def _plan(stack: ExitStack, path: Path, profile: Profile) -> Plan:
         _require_lossless(path, *rows)
         return Plan(rows[1], profile)
     header = read_model(path)
+    recognise.refuse_underway(header)
     files = stack.enter_context(tables.Files(header))
     dialect, held = tables.of_header(files)
     _require_lossless(path, dialect, held)

@@ -15,6 +15,7 @@ from formats.errors import FormatError
 from formats.gguf_file import GGML_TYPES, GgufHeader, TensorInfo, Value, ValueType
 
 UNDERWAY = "conversion_underway"  # dongnh311/ds4-metal-qwen gguf-tools/deepseek41_engram_q4.c, while it works
+INTERRUPTED = f"{UNDERWAY}: an in-place conversion to 4-bit rows was interrupted; its own tool resumes it"
 SAMPLED_ROWS = 64
 MOST_LAYERS = 256
 ABSENT = 0.1  # taken off for each name that is not there: files without any constants are known by their tables
@@ -252,11 +253,22 @@ def _text(header: GgufHeader, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def refuse_underway(header: GgufHeader) -> None:
+    """Some rows are of the old encoding and some of the new, and nothing here says which: no row is to be used."""
+    for name in header.keys:
+        if _is_underway(header, name):
+            raise FormatError(header.path, f"key {name}", "rows of one encoding", INTERRUPTED)
+
+
+def _is_underway(header: GgufHeader, name: str) -> bool:
+    return name.endswith(".engram.encoding") and _text(header, name) == UNDERWAY
+
+
 def _notes(header: GgufHeader) -> Iterator[str]:
     """What else a header says of itself, whatever its dialect."""
     for name in header.keys:
-        if name.endswith(".engram.encoding") and _text(header, name) == UNDERWAY:
-            yield f"{name} is {UNDERWAY}: an in-place conversion to 4-bit rows was interrupted; its own tool resumes it"
+        if _is_underway(header, name):
+            yield f"{name} is {INTERRUPTED}"
     yield from gguf_split.notes(header)
     for tensor in header.tensors:
         if tensor.name == "per_layer_token_embd.weight":

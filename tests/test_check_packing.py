@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import dialect_files as files
 import numpy as np
 import pytest
 from checkpoints import rewrite
@@ -159,9 +161,26 @@ def test_one_constant_is_named(
 
 def test_texts_are_compared_too(cli: Cli, tiny: Path, container: Path, tmp_path: Path) -> None:
     path = changed(container, tmp_path, replace_text('"engramctl_seed": 7', '"engramctl_seed": 8'))
-    assert only(differs(cli, "packing", tiny, path)) == ("config", f"that of {tiny}", f"that of {path}")
+    assert only(differs(cli, "packing", tiny, path)) == ("config.engramctl_seed", "7", "8")
+    path = changed(container, tmp_path, replace_text('"quant_method"', '"quant-method"'))
+    report = differs(cli, "packing", tiny, path)
+    assert found(report) == [
+        ("config.quantization_config.quant_method", '"fp8"', "none"),
+        ('config.quantization_config."quant-method"', "none", '"fp8"'),
+    ]
     path = changed(container, tmp_path, replace_text("e4m3_e8m0_32_row264", "e4m3_e8m0_32_row265"))
     assert only(differs(cli, "packing", tiny, path)) == ("encoding", "e4m3_e8m0_32_row264", "e4m3_e8m0_32_row265")
+
+
+def test_a_config_counts_by_what_it_says(cli: Cli, tiny: Path, container: Path, tmp_path: Path) -> None:
+    """antirez/ds4 gguf-tools/deepseek41_metadata.py writes config.json anew, with sorted keys and without blanks."""
+    model = files.read_model(tiny, container)
+    text = json.dumps(json.loads((tiny / "config.json").read_text()), sort_keys=True, separators=(",", ":"))
+    keys = files.ds4_keys(model, "e4m3_e8m0_32_row264") | {"deepseek41.config": ("string", text)}
+    rows = {layer: model.rows264(layer).view("i1") for layer in model.layers}
+    path = files.write(tmp_path / "ds4.gguf", keys, files.ds4_tensors(model, rows), alignment=16384)
+    passes(cli, "packing", tiny, path)
+    passes(cli, "packing", container, path)
 
 
 def test_another_checkpoint_differs_in_every_row(cli: Cli, container: Path, tmp_path: Path) -> None:

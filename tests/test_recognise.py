@@ -125,6 +125,24 @@ def test_an_interrupted_conversion_to_4_bits_is_named(cli: Cli, made: dict[str, 
     assert "conversion_underway" in refusal.found
 
 
+def test_nothing_is_made_of_rows_that_are_half_converted(
+    cli: Cli, tiny: Path, made: dict[str, Path], tmp_path: Path
+) -> None:
+    """A repair that wrote an encoding over the mark would bless rows of two encodings as rows of one."""
+    path = Path(shutil.copy(made["ds4"], tmp_path / "underway.gguf"))
+    rewrite(path, lambda data: _swap(data, b"engram.encoding", b"e4m3_e8m0_32_row264", b"conversion_underway"))
+    before = path.read_bytes()
+    for command in (
+        ("repair", path, "--from", tiny, "-o", tmp_path / "made.gguf"),
+        ("repair", path, "--from", tiny, "--in-place"),
+        ("unpack", path, "-o", tmp_path / "made"),
+        ("lookup", path, "--layer", "1", "--rows", "0", "-o", tmp_path / "made.npy"),
+    ):
+        refusal = cli.refused(tmp_path, *command)
+        assert (refusal.expected, refusal.found[:19]) == ("rows of one encoding", "conversion_underway")
+    assert path.read_bytes() == before
+
+
 def test_gemmas_per_layer_embedding_is_no_hashed_table(cli: Cli, tmp_path: Path) -> None:
     tensor = ("per_layer_token_embd.weight", np.zeros((16, 8), np.float32), None)
     path = files.write(tmp_path / "gemma.gguf", {}, [tensor], "gemma4")

@@ -242,6 +242,19 @@ def test_re_encoded_and_renamed_checkpoints_are_named(
     assert bool(shown["notes"]) == (form == "hf")
 
 
+@pytest.mark.parametrize("prefix", ["model.", "language_model.", "model.language_model."])
+@pytest.mark.parametrize("scale", ["scale", "weight_scale_inv"])
+def test_published_tensors_under_a_prefix_and_as_bytes_are_named(
+    cli: Cli, tmp_path: Path, prefix: str, scale: str
+) -> None:
+    tensors = {"embed.weight": ("U8", (18, 256), bytes(18 * 256)), f"embed.{scale}": ("U8", (18, 8), bytes(18 * 8))}
+    shard(tmp_path / "x.safetensors", {f"{prefix}layers.1.engram.{name}": each for name, each in tensors.items()})
+    shown = cli.ok("show", tmp_path / "x.safetensors", "--json").json
+    assert (shown["dialect"], shown["nearest"]) == (None, "hf")
+    whose = f"a checkpoint with a prefix, {prefix}" if scale == "scale" else "mcore-bridge"
+    assert shown["notes"] == [f"the published tensors under the names of {whose}"]
+
+
 def test_a_projection_in_bytes_where_the_config_says_fp8_is_a_contradiction(cli: Cli, tmp_path: Path) -> None:
     made = Mini()
     name = "layers.1.engram.wkv.weight"

@@ -199,6 +199,22 @@ def test_what_has_another_type_is_described(
     cli.ok("show", made)
 
 
+def test_a_tensor_of_another_dtype_or_shape_is_not_the_published_form(cli: Cli, tmp_path: Path) -> None:
+    """U8 for E8M0, as some re-savers have it: `repack` refuses it, so `show` must not call it hf."""
+    made = Mini()
+    kind, shape, data = made.tensors["layers.1.engram.embed.scale"]
+    made.tensors["layers.1.engram.embed.scale"] = ("U8", shape, data)
+    made.tensors["layers.14.engram.q_weight"] = ("BF16", (2, 2), bytes(8))
+    shown = cli.ok("show", folder := made.write(tmp_path / "ckpt"), "--json").json
+    assert (shown["dialect"], shown["nearest"]) == (None, "hf")
+    assert {(w["where"], w["found"]) for w in shown["wrong"]} == {
+        ("layers.1.engram.embed.scale", f"U8 [{', '.join(map(str, shape))}]"),
+        ("layers.14.engram.q_weight", "BF16 [2, 2]"),
+    }
+    assert kind in {w["expected"].split()[0] for w in shown["wrong"]}
+    assert cli("check", "source", folder).code == 1
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"text_config": 5}', "{}", "[" * 100_000, '{"a":' + "9" * 5000 + "}"])
 def test_a_container_with_a_config_that_is_none(cli: Cli, container: Path, tmp_path: Path, text: str) -> None:
     made = rebuilt(

@@ -84,7 +84,7 @@ def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str 
     from formats.dialects import DIALECTS, by_name
     from formats.errors import FormatError
     from formats.gguf_split import read_model
-    from formats.recognise import recognise
+    from formats.recognise import recognise, refuse_underway
 
     repair_journal.refuse_open(file)
     target = None if to_dialect is None else by_name(to_dialect)
@@ -92,6 +92,7 @@ def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str 
         known = ", ".join(each.name for each in DIALECTS if each.keys)
         raise EngramctlError("--to-dialect", f"one of {known}", to_dialect)
     header = read_model(file, strict=False)
+    refuse_underway(header)
     seen = recognise(header)
     if seen.best is None:
         raise FormatError(file, None, "a container of Engram tables", "; ".join((seen.sure, *seen.notes)))

@@ -19,7 +19,7 @@ from engramctl.hash_params import MOST_COLUMNS
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
 from engramctl.table import Table
-from engramctl.verify import confidence, constants, loose, quantised
+from engramctl.verify import confidence, constants, loose, quantised, texts
 from engramctl.verify import progress as progresses
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 from engramctl.verify.sides import WEIGHTS, Side, Weight, bands
@@ -279,12 +279,5 @@ def _constants(want: Side, have: Side, layer: int | None, result: Result) -> Non
     ours, theirs = want.texts, have.texts
     if ours is None or theirs is None:
         return
-    for role in ours if want.stored is None else dict.fromkeys([*ours, *theirs]):
-        expected, found = ours.get(role), theirs.get(role)
-        if expected != found:
-            result.add("constants", role, _text(role, expected, want), _text(role, found, have))
-
-
-def _text(role: str, text: str | None, side: Side) -> str:
-    """A text in a finding: a config is too long to be shown."""
-    return f"none in {side.path}" if text is None else f"that of {side.path}" if role == "config" else text[:60]
+    roles = ours if want.stored is None else dict.fromkeys([*ours, *theirs])
+    texts.compare(roles, ours, theirs, (str(want.path), str(have.path)), result)

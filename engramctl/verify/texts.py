@@ -1,0 +1,60 @@
+"""check packing: encoding and config of two holders. A config counts by what it says, not by how it is written.
+
+ds4's converter writes config.json anew, with sorted keys and without blanks
+(antirez/ds4 gguf-tools/deepseek41_metadata.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+
+from engramctl import config as configs
+from engramctl.verify.result import Result
+from formats.errors import FormatError, shown
+
+CHECK = "constants"
+CONFIG = "config"
+Names = tuple[str, str]  # of the two holders
+
+
+def compare(
+    roles: Iterable[str], want: Mapping[str, str], have: Mapping[str, str], names: Names, result: Result
+) -> None:
+    """Findings for each text of `roles` that the two do not share."""
+    for role in roles:
+        expected, found = want.get(role), have.get(role)
+        if expected == found:
+            continue
+        for entry, ours, theirs in _differences(role, expected, found, names):
+            result.add(CHECK, entry, ours, theirs)
+
+
+def _differences(role: str, want: str | None, have: str | None, names: Names) -> list[tuple[str, str, str]]:
+    if role == CONFIG and want is not None and have is not None:
+        try:
+            return list(_entries(CONFIG, configs.parse(want, names[0]), configs.parse(have, names[1])))
+        except (FormatError, RecursionError):  # one of them is no config: a text like any other
+            return [(role, f"that of {names[0]}", f"that of {names[1]}")]
+    return [(role, _text(role, want, names[0]), _text(role, have, names[1]))]
+
+
+def _entries(where: str, want: object, have: object) -> Iterator[tuple[str, str, str]]:
+    """Entries of two JSON values that differ, by name."""
+    if isinstance(want, dict) and isinstance(have, dict):
+        for key in dict.fromkeys([*want, *have]):
+            entry = f"{where}.{key if key.isidentifier() else shown(key)}"
+            if key in want and key in have:
+                yield from _entries(entry, want[key], have[key])
+            else:
+                yield entry, shown(want[key]) if key in want else "none", shown(have[key]) if key in have else "none"
+    elif isinstance(want, list) and isinstance(have, list) and len(want) == len(have):
+        for i, (ours, theirs) in enumerate(zip(want, have, strict=True)):
+            yield from _entries(f"{where}[{i}]", ours, theirs)
+    elif json.dumps(want) != json.dumps(have):
+        yield where, shown(want), shown(have)
+
+
+def _text(role: str, text: str | None, name: str) -> str:
+    """A text in a finding: a config is too long to be shown."""
+    return f"none in {name}" if text is None else f"that of {name}" if role == CONFIG else text[:60]
