@@ -139,3 +139,8 @@ def read_config(path: Path) -> tuple[str | None, dict[str, Any] | None]:
         raise FormatError(path, None, "a checkpoint folder or a safetensors file", "nothing there")
     text = safetensors_raw.read_config(path) if path.is_dir() else None
     return (None, None) if text is None else (text, configs.parse(text, str(path / safetensors_raw.CONFIG_NAME)))
+
+
+def profile_of(path: Path | None, name: str | None) -> Profile:
+    """The profile that was asked for; else the one whose model a checkpoint folder's config names; else the default."""
+    return profiles.fitting(name, read_config(path)[1] if path is not None and path.is_dir() else None)

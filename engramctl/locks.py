@@ -38,16 +38,22 @@ def hold(path: Path, break_lock: bool = False) -> Iterator[None]:
         _let_go(file, path)
 
 
-def held(path: Path) -> str | None:
-    """Who holds the lock, in words; None where nobody does any more."""
+def refuse_live(path: Path, break_lock: bool) -> None:
+    """Refuse if another run may hold this lock, without taking it; one of another host goes if it is to be broken."""
     holder = _said(path)
-    return _words(holder) if _is_live(holder) else None
+    if not _is_live(holder):
+        return
+    here = _is_here(holder)
+    if here or not break_lock:
+        _refuse(path, _words(holder), here, "these rows")
+    with contextlib.suppress(FileNotFoundError):
+        disk.system.unlink(path)
 
 
 def refuse_held(path: Path) -> None:
     """Refuse if somebody surely holds the lock, without touching it."""
     holder = _said(path)
-    if _is_live(holder) and holder.get("host") == socket.gethostname():
+    if _is_live(holder) and _is_here(holder):
         _refuse(path, _words(holder), here=True)
 
 
@@ -74,8 +80,7 @@ def _lock(file: WriteFile, path: Path, break_lock: bool) -> bool:
             file.lock()
         except BlockingIOError:
             holder = _said(path)
-            here = holder.get("host") == socket.gethostname()
-            if here or not break_lock:
+            if (here := _is_here(holder)) or not break_lock:
                 _refuse(path, _words(holder), here)
             disk.system.unlink(path)  # a lock that a shared file system keeps for a host that is gone
             file.close()
@@ -86,8 +91,8 @@ def _lock(file: WriteFile, path: Path, break_lock: bool) -> bool:
             file.close()
             return False
         holder = _said(path)
-        if _is_live(holder) and not (break_lock and holder.get("host") != socket.gethostname()):
-            _refuse(path, _words(holder), holder.get("host") == socket.gethostname())
+        if _is_live(holder) and ((here := _is_here(holder)) or not break_lock):
+            _refuse(path, _words(holder), here)
     except BaseException:
         file.close()
         raise
@@ -118,9 +123,9 @@ def _is_named(file: WriteFile, path: Path) -> bool:
         return False
 
 
-def _refuse(path: Path, words: str, here: bool) -> None:
+def _refuse(path: Path, words: str, here: bool, what: str = "this output") -> None:
     hint = "wait for it, or stop it" if here else "--break-lock takes it, if that run is surely dead"
-    raise EngramctlError(str(path), "no other run on this output", words, hint)
+    raise EngramctlError(str(path), f"no other run on {what}", words, hint)
 
 
 def _ourselves() -> Holder:
@@ -145,12 +150,17 @@ def _said(path: Path) -> Holder:
     return holder if isinstance(holder, dict) else {}
 
 
+def _is_here(holder: Holder) -> bool:
+    """Was it written on this host?"""
+    return bool(holder.get("host") == socket.gethostname())
+
+
 def _is_live(holder: Holder) -> bool:
     """May the process that wrote this still run? On another host nobody here can tell."""
     host, pid = holder.get("host"), holder.get("pid")
     if not isinstance(host, str) or not isinstance(pid, int) or pid <= 0:
         return False
-    if host != socket.gethostname():
+    if not _is_here(holder):
         return True
     if holder.get("boot") != _boot() or pid == os.getpid():
         return False

@@ -105,6 +105,11 @@ class Table(Closing):
         return replace(self, place=choose.place(self._extent(first, last), io, wanted, prewarm, threads))
 
     @property
+    def io(self) -> str:
+        """How rows are read, by name."""
+        return "pread" if self.place is None else self.place.name
+
+    @property
     def said(self) -> tuple[str, ...]:
         """What a person should know of where the rows are."""
         return () if self.place is None else tuple(self.place.said)

@@ -60,10 +60,8 @@ def only_one(output: Path, part: Slice, all_rows: Slice, break_lock: bool) -> It
     room.require_folder(output.parent)
     with locks.hold(lock_of(output, part), break_lock):
         for other, path in _beside(output, all_rows, ".lock").items():
-            if other != part and part.overlaps(other) and (words := locks.held(path)) is not None:
-                if break_lock:
-                    continue
-                raise EngramctlError(str(path), "no other run on these rows", words, "wait for it, or stop it")
+            if other != part and part.overlaps(other):
+                locks.refuse_live(path, break_lock)
         yield
 
 

@@ -200,6 +200,13 @@ def test_bad_requests_are_one_line(words: list[str], found: str, cli: Cli, conta
     assert found in got.err
 
 
+@pytest.mark.parametrize("name", ["engram-demo", "longcat-2.0"])
+def test_a_sibling_is_refused_by_name(cli: Cli, tmp_path: Path, name: str) -> None:
+    cli.ok("synth", tmp_path / "ckpt", "--profile", name)
+    refusal = cli.refused(tmp_path, "bench", tmp_path / "ckpt", "--quick", "--only", "lookup")
+    assert (refusal.where, refusal.found) == (str(tmp_path / "ckpt"), name)
+
+
 def line(group: str, case: str, candidate: str, amount: float, best: float) -> Line:
     return Line(group, case, candidate, amount, "rows", best, best, candidate, 1.0)
 

@@ -79,11 +79,19 @@ def test_a_shard_of_a_projection_is_refused(cli: Cli, container: Path) -> None:
     assert "--shard: expected --stop-at values" in got.err
 
 
-@pytest.mark.parametrize(("shard", "by"), [("0/2", "rows"), ("x", "rows"), ("1/25", "heads")])
+@pytest.mark.parametrize(
+    ("shard", "by"), [("0/2", "rows"), ("x", "rows"), ("1/25", "heads"), ("1/2827", "rows"), ("9/999999999", "rows")]
+)
 def test_bad_shards_are_one_line(shard: str, by: str, cli: Cli, container: Path) -> None:
     got = cli("lookup", container, "--layer", 1, "--rows", "0", "--shard", shard, "--shard-by", by)
     assert (got.code, got.out, got.err.count("\n")) == (2, b"", 1)
     assert got.err.startswith("engramctl: error: --shard")
+
+
+def test_a_way_to_cut_without_a_part_is_refused(cli: Cli, container: Path, tmp_path: Path) -> None:
+    for words in (("lookup", container, "--layer", 1, "--rows", "0"), ("run", container, "--layer", 1, "--ids", "1")):
+        more = ("--stop-at", "values") if words[0] == "run" else ()
+        assert cli.refused(tmp_path, *words, *more, "--shard-by", "heads", "-o", tmp_path / "x").where == "--shard-by"
 
 
 def test_run_reports_its_stages_and_what_was_waited_for(cli: Cli, container: Path, tmp_path: Path) -> None:

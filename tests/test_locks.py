@@ -112,6 +112,17 @@ def test_rows_under_another_name_are_locked_too(locked: Locked, others: str) -> 
         locked.cli.ok(*locked.words, "--layer", "1", "--rows", "10:12")
 
 
+def test_breaking_another_hosts_lock_breaks_none_of_this_host(locked: Locked) -> None:
+    other = locked.folder / "engram.gguf.part-5-48.lock"
+    write_lock(other)
+    refusal = locked.refused("--break-lock")
+    assert (refusal.where, refusal.found) == (str(other), f"process 1 on host {HERE} for 3 h 1 min")
+    assert locked.refused("--merge", "--break-lock").where == str(other)
+    write_lock(other, host="node17")
+    assert "--break-lock" in locked.refused().hint
+    locked.runs("--break-lock")  # and nothing is left of the broken lock
+
+
 def test_a_whole_conversion_locks_its_parts(locked: Locked) -> None:
     write_lock(locked.lock)
     assert locked.refused("--part", "1/2").where == str(locked.lock)

@@ -183,6 +183,29 @@ def test_engram_pefts_rows_are_told_from_the_demos(cli: Cli, tmp_path: Path) -> 
     assert any("without the columns' offsets" in note for note in report.json["notes"])
 
 
+@pytest.mark.parametrize("name", ["engram-demo", "engram-peft"])
+def test_the_map_of_a_checkpoint_is_checked_by_its_own_config(cli: Cli, made: dict[str, Path], name: str) -> None:
+    for more in ((), ("--profile", name)):
+        assert cli.ok("check", "map", made[name], *more, "--json").json["coverage"]["checked"] == 384
+        assert cli.ok("map", made[name], "--allow-mismatch", *more, "--json").json["found"]["compressed"] == 310
+
+
+@pytest.mark.parametrize("name", ["qwen3.8-flash-next", "longcat-2.0", "blt"])
+def test_a_checkpoint_of_raw_ids_is_said_to_have_no_map(cli: Cli, made: dict[str, Path], name: str) -> None:
+    for words in (("map",), ("check", "map")):
+        refusal = cli.refused(made[name], *words, made[name])
+        assert (refusal.where, refusal.expected) == (f"profile {name}", "a token map")
+
+
+def test_a_config_that_counts_other_classes_says_only_that(cli: Cli, tmp_path: Path) -> None:
+    synth.make(tmp_path / "ckpt", profiles.load("engram-peft"), 7, real_tokens=False, full_size=False)
+    config = tmp_path / "ckpt" / "config.json"
+    config.write_text(config.read_text().replace('"compressed_vocab_size": 310', '"compressed_vocab_size": 311'))
+    report = cli("check", "map", tmp_path / "ckpt")
+    assert (report.code, b"number of compressed ids: expected 311" in report.out) == (1, True)
+    assert b"under other numbers" not in report.out
+
+
 @pytest.mark.parametrize("name", ["qwen3.8-flash-next", "blt"])
 @pytest.mark.parametrize("command", [("map",), ("check", "map", "x")])
 def test_a_model_without_a_token_map_has_none_to_make_or_check(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_helpers import Cli
-from test_siblings_files import PLE, library
+from test_siblings_files import LAYER, PLE, library
 
 import engramctl
 from engramctl import profiles
@@ -73,8 +73,19 @@ def test_run_takes_a_place_and_parts_of_values_only(cli: Cli, made: dict[str, Pa
     values = [array(cli.ok(*words, "--stop-at", "values", "--shard", f"{i}/2").out) for i in (1, 2)]
     np.testing.assert_array_equal(values[0] | values[1], array(cli.ok(*words, "--stop-at", "values").out))
     assert "float64" in cli.ok(*words, "--stop-at", "kv").err
-    for option in ("--round-hidden", "--times"):
-        assert cli.refused(tmp_path, *words, "--stop-at", "kv", option).where == option
+    for option in (("--round-hidden",), ("--times",), ("--kernel", "portable")):
+        assert cli.refused(tmp_path, *words, "--stop-at", "kv", *option).where == option[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_run_reports_as_json_what_it_says(cli: Cli, made: dict[str, Path], tmp_path: Path, name: str) -> None:
+    words = ("run", made[name], "--layer", LAYER[name], "--ids", "5,6,7", "-o", tmp_path / "x.npy", "--force", "--json")
+    report = cli.ok(*words, "--stop-at", "values", "--io", "ram").json
+    assert (report["io"], report["layer"], report["tokens"], report["notes"]) == ("ram", LAYER[name], 3, [])
+    assert cli.ok(*words, "--stop-at", "rows").json["io"] in ("pread", "mmap")
+    if LAYER[name] > 0:
+        (note,) = cli.ok(*words, "--stop-at", "kv").json["notes"]
+        assert "float64" in note
 
 
 def test_a_row_beyond_the_table_is_refused_wherever_it_lies(cli: Cli, made: dict[str, Path], tmp_path: Path) -> None:

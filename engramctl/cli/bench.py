@@ -33,11 +33,14 @@ def bench(
 
     Side by side with NumPy, torch where it is installed, cp and plain reads; ends with what that means for --io.
     """
-    from engramctl import report
+    from engramctl import report, siblings
     from engramctl import threads as pool
     from engramctl.bench import run as measure
     from engramctl.cli import edge
+    from engramctl.errors import EngramctlError
 
+    if source is not None and (other := siblings.profile_of(source, None)) is not None:
+        raise EngramctlError(str(source), "tables of deepseek-v4.1-flash, whose stages are measured", other.name)
     if threads is not None:
         pool.use(threads)
     groups = tuple(name for name in (only or "").split(",") if name)

@@ -47,15 +47,17 @@ def map_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A map in any form, a container or a checkpoint.")],
     tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="FILE", help="tokenizer.json.")] = None,
     allow_mismatch: Annotated[bool, typer.Option("--allow-mismatch", help="It need not be the profile's.")] = False,
-    profile: Profile = DEFAULT,
+    profile: MaybeProfile = None,
     json: Json = False,
 ) -> None:
     """Compare a token map with the one the tokenizer gives, and with the published digest."""
-    from engramctl import maps, profiles
+    from engramctl import maps
+    from engramctl.checkpoint import profile_of
     from engramctl.verify import token_map
 
-    maps.expect_map(profiles.load(profile))
-    verdict("map", file, token_map.check_file(file, profiles.load(profile), tokenizer, not allow_mismatch), json)
+    known = profile_of(file, profile)
+    maps.expect_map(known)
+    verdict("map", file, token_map.check_file(file, known, tokenizer, not allow_mismatch), json)
 
 
 @app.command("params", epilog=edge.EXITS)

@@ -58,7 +58,7 @@ def make_map(
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="ID|TEXT", help="Which tokens share its compressed id, and why.")
     ] = None,
-    profile: Profile = "deepseek-v4.1-flash",
+    profile: OptionalProfile = None,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -67,7 +67,8 @@ def make_map(
 
     From a tokenizer, or a map in any form; one that is not the profile's published map is refused.
     """
-    from engramctl import maps, profiles, report
+    from engramctl import maps, report
+    from engramctl.checkpoint import profile_of
     from engramctl.cli import edge
     from engramctl.cli.output import emit, refuse_both, refuse_existing
     from formats import token_map
@@ -75,7 +76,7 @@ def make_map(
     refuse_both(json, output)
     if output == STDIN:
         refuse_existing(output, force, binary=to is not MapForm.json)
-    known = profiles.load(profile)
+    known = profile_of(source, profile)
     maps.expect_map(known)
     found = maps.read(source, known)
     if explain is not None:

@@ -80,10 +80,9 @@ def read_sequence(
 
 def id_space(source: Path, profile: str | None) -> str:
     """What the token ids of a source are: it decides how a text becomes ids."""
-    from engramctl import profiles
-    from engramctl.checkpoint import read_config
+    from engramctl.checkpoint import profile_of
 
-    return profiles.fitting(profile, read_config(source)[1] if source.is_dir() else None).rule.id_space
+    return profile_of(source, profile).rule.id_space
 
 
 def read_ids(path: Path, form: IdsFormat = IdsFormat.auto) -> NDArray[np.int64]:

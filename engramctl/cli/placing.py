@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engramctl.cli import edge
+from engramctl.errors import EngramctlError
 
 if TYPE_CHECKING:
     from engramctl.source import Source
@@ -40,7 +41,9 @@ Prewarm = Annotated[bool, typer.Option("--prewarm", help="Bring the whole table 
 Shard = Annotated[
     str | None, typer.Option("--shard", metavar="i/n", help="Only part i of n, from 1; other rows are zeros.")
 ]
-By = Annotated[ShardBy, typer.Option("--shard-by", help="Cut between any rows, or between hash columns.")]
+By = Annotated[
+    ShardBy | None, typer.Option("--shard-by", help="Cut between any rows (the default), or between hash columns.")
+]
 
 
 def table(
@@ -49,16 +52,19 @@ def table(
     io: IoName | None,
     prewarm: bool,
     shard: str | None,
-    by: ShardBy,
+    by: ShardBy | None,
     wanted: int | None,
     quiet: bool = False,
 ) -> Table:
     """The layer's table, placed; what was chosen or done is said where it was asked for, warnings always."""
-    sharded = source.table(layer).sharded(shard, by.value, source)
+    if by is not None and shard is None:
+        raise EngramctlError("--shard-by", "--shard i/n with it", "none")
+    cut = (by or ShardBy.rows).value
+    sharded = source.table(layer).sharded(shard, cut, source)
     placed = sharded.placed("auto" if io is None else io.value, wanted, prewarm)
     if placed.here is not None and not quiet:
         first, last = placed.here
-        edge.say(f"layer {layer}: part {shard} by {by.value}: rows {first} to {last - 1}")
+        edge.say(f"layer {layer}: part {shard} by {cut}: rows {first} to {last - 1}")
     for line in placed.said:
         if line.startswith("warning") or (not quiet and (io is not None or prewarm)):
             edge.say(line)

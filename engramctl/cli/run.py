@@ -32,7 +32,7 @@ from engramctl.cli.options import (
     Tokenizer,
     TokenMap,
 )
-from engramctl.cli.placing import By, Io, Prewarm, Shard, ShardBy
+from engramctl.cli.placing import By, Io, Prewarm, Shard
 from engramctl.cli.use import OptionalProfile
 
 
@@ -78,7 +78,7 @@ def run(
     io: Io = None,
     prewarm: Prewarm = False,
     shard: Shard = None,
-    shard_by: By = ShardBy.rows,
+    shard_by: By = None,
     times: Annotated[
         bool,
         typer.Option("--times", help="Say how long each stage took, and how long was waited (or a bare --profile)."),
@@ -128,15 +128,20 @@ def run(
             from engramctl.siblings import commands
             from engramctl.siblings import run as siblings
 
-            others: dict[str, object] = {"--times": times, "--json": json, "--round-hidden": round_hidden}
+            others: dict[str, object] = {"--times": times, "--round-hidden": round_hidden}
             others |= {"--activation": activation is not ActivationName.plain}
+            others |= {"--kernel": kernel is not KernelName.auto}
             commands.refuse(others, "deepseek-v4.1-flash, whose pipeline has it", "another model")
             asked = siblings.Asked(at, hidden, "out" if stop_at is None else stop_at.value, chosen.value, threads)
             wanted = given.ids.size * opened.sizes.columns
             with placing.table(opened, at, io, prewarm, shard, shard_by, wanted, quiet) as placed:
                 emit(output, siblings.results(opened, asked, placed, given.ids, given.mask, given.history), force)
-            if stop_at not in (StopAt.rows, StopAt.values) and not quiet:
-                edge.say("computed in float64 from the stored weights and rounded once, to F32: a truth, not an engine")
+                where = {"io": placed.io, "layer": at, "tokens": given.ids.size}
+            notes = [] if stop_at in (StopAt.rows, StopAt.values) else [siblings.TRUTH]
+            if json:
+                report.as_json("run", True, {**where, "notes": notes})
+            elif notes and not quiet:
+                edge.say(notes[0])
             return
         states = None
         if stop_at in (None, StopAt.gate):
@@ -165,7 +170,7 @@ def run(
         written = npy(result) if stop_at is not None or states is None else dumps.write_hidden(states, result)
         emit(output, written, force)
         if json:
-            where = {"io": table.place.name if table.place else "pread", "layer": at, "tokens": given.ids.size}
+            where = {"io": table.io, "layer": at, "tokens": given.ids.size}
             report.as_json("run", True, {**where, "seconds": spent.as_dict()})
         elif times and not quiet:
             for line in spent.lines(given.ids.size):

@@ -30,7 +30,7 @@ from engramctl.cli.options import (
     Tokenizer,
     TokenMap,
 )
-from engramctl.cli.placing import By, Io, Prewarm, Shard, ShardBy
+from engramctl.cli.placing import By, Io, Prewarm, Shard
 
 if TYPE_CHECKING:
     import numpy as np
@@ -140,7 +140,7 @@ def lookup(
     io: Io = None,
     prewarm: Prewarm = False,
     shard: Shard = None,
-    shard_by: By = ShardBy.rows,
+    shard_by: By = None,
     output: Output = STDIN,
     profile: OptionalProfile = None,
     threads: Threads = None,

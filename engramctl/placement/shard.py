@@ -32,6 +32,8 @@ def rows_of(i: int, n: int, rows: int, by: By = "rows", offsets: NDArray[np.uint
     `offsets` are the layer's [C], where each column's rows begin.
     """
     if by == "rows":
+        if n > rows:
+            raise EngramctlError("--shard", f"at least {n} rows, one for each part", f"{rows}")
         return rows * (i - 1) // n, rows * i // n
     if offsets is None or n > offsets.size:
         found = "none known" if offsets is None else f"{offsets.size}"

@@ -23,6 +23,8 @@ from formats import safetensors_raw
 from formats.errors import FormatError
 from formats.floats import bf16_finite, from_bf16, to_bf16
 
+TRUTH = "computed in float64 from the stored weights and rounded once, to F32: a truth, not an engine"
+
 
 @dataclass(frozen=True)
 class States:

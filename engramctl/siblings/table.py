@@ -112,6 +112,11 @@ class PlainTable(Closing):
         return replace(self, pieces=tuple(made))
 
     @property
+    def io(self) -> str:
+        """How rows are read, by name; of pieces that are read in several ways, each."""
+        return ", ".join(sorted({piece.place.name for piece in self.pieces if piece.place is not None})) or "pread"
+
+    @property
     def said(self) -> tuple[str, ...]:
         """What a person should know of where the rows are; of many pieces, what is alike is counted."""
         lines = [piece.said for piece in self.pieces if piece.place is not None]

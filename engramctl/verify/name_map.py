@@ -88,6 +88,8 @@ def facts(ids: Ids, truth: Ids) -> list[str]:
     if ids.size != truth.size:
         made.append(f"{ids.size} entries for {truth.size}")
     if np.array_equal(found, right):
+        if np.array_equal(ids[:size], truth[:size]):
+            return made  # what differs is what the source says of it
         made.append("the classes are the right ones, under other numbers")
         step = np.unique(ids[:size].astype(np.int64) - truth[:size])
         if step.size == 1 and step[0]:

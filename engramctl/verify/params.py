@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import config as configs
 from engramctl import container_sizes, hash_params, params_file, sidecars
 from engramctl.checkpoint import read_config as checkpoint_config
 from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile, Sizes
 from engramctl.rules import V41_RULE
+from engramctl.siblings import config as configs
 from engramctl.source import FoundMap, is_container
 from engramctl.verify import constants, name_params
 from engramctl.verify.constants import Expectation, Stored
@@ -137,7 +137,7 @@ def sizes_of(path: Path, profile: Profile) -> tuple[Sizes | None, FoundMap | Non
     """The sizes that a checkpoint or container states, and its tokenizer's or its own map."""
     if path.is_dir():
         _, config = checkpoint_config(path)
-        sizes = None if config is None else configs.read_sizes(config, profile, str(path / "config.json"))
+        sizes = None if config is None else configs.read(config, profile, str(path / "config.json"))[1]
         return sizes, tokenizer_map(path / "tokenizer.json")
     header = read_model(path, strict=False)
     dialect = recognise.recognise(header).best or DS4

@@ -95,7 +95,7 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
         derived, own = derived or own, _built(path / "tokenizer.json")
     if own is None:
         raise FormatError(path, None, "a tokenizer.json", "none")
-    stated = None if sizes is None else (sizes.vocabulary, sizes.compressed)
+    stated = None if sizes is None else (sizes.vocabulary or own.ids.size, sizes.compressed)  # an adapter says one
     ours = (profile.sizes.vocabulary, profile.sizes.compressed)
     home = path / "tokenizer.json" if path.is_dir() else tokenizer
     published = published and stated in (None, ours)
