@@ -85,11 +85,6 @@ def _require_first(path: Path, header: GgufHeader) -> None:
     if gguf_split.position(header)[0]:
         where = f"the shard with the keys: {gguf_split.first_of(header)}"
         raise EngramctlError(str(path), where, f"shard {gguf_split.position(header)[0] + 1}")
-    for shard in header.shards or (header,):
-        name = gguf_split.ENDING.search(shard.path.name)
-        number, count = gguf_split.position(shard)
-        if count > 1 and name is not None and int(name[1]) != number + 1:
-            raise FormatError(shard.path, "key split.no", f"{int(name[1]) - 1}, as in its name", f"{number}")
     for where, expected, found in header.split_errors:
         raise FormatError(path, where, expected, found)
 

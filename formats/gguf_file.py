@@ -127,7 +127,7 @@ class GgufHeader:
     def tensor(self, name: str) -> TensorInfo:
         if name in self.named:
             return self.named[name]
-        absent = "".join(f"; without {where}" for where, _, _ in self.split_errors)
+        absent = "".join(f"; without {where}" for where, _, found in self.split_errors if found == "none")
         raise FormatError(self.path, None, f"a tensor {shown(name)}", f"none among {len(self.tensors)}{absent}")
 
     def span_errors(self) -> list[tuple[str, str, str]]:

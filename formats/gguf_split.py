@@ -27,13 +27,13 @@ def read_model(path: str | PathLike[str], strict: bool = True, any_text: bool = 
     `any_text` is for showing alone: values that are not UTF-8 are in `text_errors`, their odd bytes as \\xNN.
     """
     own = read_header(path, strict, any_text)
-    number, count = position(own)
+    _, count = position(own)
     if count < 2:
         return own
     shards, errors = [own], []
     absent = []
-    for other, place in enumerate(places(own.path, count)):
-        if other == number:
+    for place in places(own.path, count):
+        if place == own.path:
             continue
         if not place.is_file():
             absent.append(place.name)
@@ -47,6 +47,7 @@ def read_model(path: str | PathLike[str], strict: bool = True, any_text: bool = 
     if absent:
         more = f" and {len(absent) - NAMED} more" if len(absent) > NAMED else ""
         errors.append((", ".join(absent[:NAMED]) + more, f"files beside {own.path.name}", "none"))
+    errors += [error for shard in shards if (error := _misnamed(shard)) is not None]
     shards.sort(key=lambda shard: position(shard)[0])
     keys = shards[0].keys if position(shards[0])[0] == 0 else own.keys
     tensors: dict[str, TensorInfo] = {}
@@ -74,6 +75,14 @@ def position(header: GgufHeader) -> tuple[int, int]:
     if type(number) is not int or type(count) is not int or not 0 <= number < count:
         return 0, 1
     return number, count
+
+
+def _misnamed(header: GgufHeader) -> tuple[str, str, str] | None:
+    """What is wrong with a file whose number is not the one in its name."""
+    named, (number, count) = ENDING.search(header.path.name), position(header)
+    if count < 2 or named is None or int(named[1]) == number + 1:
+        return None
+    return f"{header.path.name} key split.no", f"{int(named[1]) - 1}, as in its name", f"{number}"
 
 
 def places(path: Path, count: int) -> Iterator[Path]:

@@ -116,7 +116,11 @@ def test_shards_that_changed_places_and_tensors_that_are_there_twice_are_found(
     spare = Path(shutil.move(shards[1], tmp_path / "spare"))
     shutil.move(shards[2], shards[1])
     shutil.move(spare, shards[2])
-    assert set(wheres(differs(cli, "file", shards[0]))) == {shards[1].name, shards[2].name}
+    wrong = {f"{shards[1].name} key split.no": ("1", "2"), f"{shards[2].name} key split.no": ("2", "1")}
+    assert set(wheres(differs(cli, "file", shards[0]))) == set(wrong)
+    notes = cli.ok("show", shards[0], "--json").json["notes"]
+    for where, (named, said) in wrong.items():
+        assert f"{where}: expected {named}, as in its name, found {said}" in notes
     shutil.copy(shards[1], shards[2])
     assert any("each tensor once" in expected for _, expected, _ in found(differs(cli, "file", shards[0])))
 
@@ -206,7 +210,7 @@ def test_constants_of_a_missing_key_are_told_of_the_first_shard(cli: Cli, model:
 def test_shards_whose_numbers_do_not_fit_their_names_are_not_repaired(
     cli: Cli, tiny: Path, model: Model, tmp_path: Path
 ) -> None:
-    """All of them would be the first."""
+    """All of them would be the first; show and check say so, whichever is given."""
     paths = split(tmp_path, files.llamacpp_keys(model), files.quantised(model))
     for path in paths[1:]:
         data = bytearray(path.read_bytes())
@@ -218,3 +222,7 @@ def test_shards_whose_numbers_do_not_fit_their_names_are_not_repaired(
             refusal = cli.refused(tmp_path, "repair", path, "--from", tiny, way)
             assert refusal.where.endswith("key split.no")
             assert refusal.found == "0"
+        notes = cli.ok("show", path, "--json").json["notes"]
+        assert f"{paths[2].name} key split.no: expected 2, as in its name, found 0" in notes
+        assert not any("taken as one model" in note for note in notes)
+        assert {f"{each.name} key split.no" for each in paths[1:]} <= set(wheres(differs(cli, "file", path)))
