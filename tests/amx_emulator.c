@@ -106,6 +106,7 @@ static int step(const uint8_t *code, greg_t *registers) {
     if (opcode == 0x49 && prefix == 0 && code[4] == 0xC0) {
         memset(m->rows, 0, sizeof m->rows);
         memset(m->width, 0, sizeof m->width);
+        __atomic_store_n(&m->thread, 0, __ATOMIC_RELEASE); /* for the next thread, of which there may be any number */
         return 5;
     }
     int moves = opcode == 0x4B && rm == 4 && prefix > 0; /* 66: load without caching, F3: store, F2: load */

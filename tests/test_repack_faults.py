@@ -502,7 +502,7 @@ def test_signals_at_any_moment_leave_what_resume_finishes(job: Job) -> None:
             assert job.output.read_bytes() == job.expected
         else:
             code, word = CODES[kind]
-            assert running.returncode == code
+            assert running.returncode == code, err.decode()
             kept = f"; {job.partial} is kept, and --resume goes on"
             assert err.decode() in (("",) if word is None else (f"engramctl: {word}\n", f"engramctl: {word}{kept}\n"))
             cut += 1
