@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engramctl.cli.options import Json, Layer, Quiet, Threads
+from engramctl.cli.options import Json, Layer, Pin, Quiet, Threads
 
 
 def bench(
@@ -25,6 +25,7 @@ def bench(
         Path | None, typer.Option("--folder", metavar="DIR", help="Where what is made lies meanwhile: the disk to ask.")
     ] = None,
     threads: Threads = None,
+    pin: Pin = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -39,6 +40,8 @@ def bench(
 
     if threads is not None:
         pool.use(threads)
+    if pin:
+        pool.pin()
     groups = tuple(name for name in (only or "").split(",") if name)
     facts = measure.run(source, layer, groups, quick, folder, (lambda line: None) if quiet or json else edge.say)
     if json:
