@@ -21,10 +21,11 @@ MASK = (np.bool_,)
 
 def expect(name: str, array: NDArray[Any], types: Sequence[type], shape: tuple[int | str, ...]) -> None:
     """`array` is of one of `types` and of `shape`, where a str stands for any size, or `EngramctlError`."""
+    fits = array.dtype.type in types and len(array.shape) == len(shape)
+    if fits and all(isinstance(w, str) or w == n for w, n in zip(shape, array.shape, strict=True)):
+        return
     wanted = f"{' or '.join(kind.__name__.rstrip('_') for kind in types)} [{', '.join(map(str, shape))}]"
-    fits = len(array.shape) == len(shape) and all(w in (n, str(w)) for w, n in zip(shape, array.shape, strict=True))
-    if array.dtype.type not in types or not fits:
-        raise EngramctlError(name, wanted, f"{array.dtype} [{', '.join(map(str, array.shape))}]")
+    raise EngramctlError(name, wanted, f"{array.dtype} [{', '.join(map(str, array.shape))}]")
 
 
 def expect_projection(values: NDArray[np.uint16], weight: NDArray[np.uint16]) -> None:

@@ -185,7 +185,7 @@ class Prepared:
         for kv in pieces(lambda: self._ahead.take(layer), self._held[layer], len(hidden)):
             start = time.perf_counter()
             some, at = slice(done, done + len(kv)), self._at[layer]
-            key, value = np.ascontiguousarray(kv[:, :-1]), np.ascontiguousarray(kv[:, -1])
+            key, value = kv[:, :-1], kv[:, -1]
             dead = None if self._mask is None else self._mask[at : at + len(kv)]
             gates[some], out[some] = owner.tier.gate(
                 hidden[some],

@@ -185,24 +185,31 @@ def test_weights_that_are_no_numbers_are_refused_in_the_reference_s_words() -> N
         assert outcome(fast.project, np.zeros((1, 70), np.uint16), given)[0] == want[0] or not isinstance(want[0], str)
 
 
+@pytest.mark.parametrize("path", WAYS)
 @SEEDED
 @given(
-    seeds, windows, windows, st.integers(0, 4), st.integers(1, 4), st.integers(1, 200), st.booleans(), st.booleans(),
-    st.sampled_from([1e-20, 1e-6, 0.0]),
+    seeds, windows, windows, st.integers(0, 4), st.integers(1, 4), st.integers(1, 200), st.booleans(),
+    st.sampled_from(["BF16", "F32", "both"]), st.booleans(), st.sampled_from([1e-20, 1e-6, 0.0]),
 )  # fmt: skip
 def test_gate_has_equal_bits(
-    seed: int, window: str, weights: str, T: int, S: int, D: int, masked: bool, f32: bool, eps: float
-) -> None:
+    path: str, seed: int, window: str, weights: str, T: int, S: int, D: int, masked: bool, kind: str, strided: bool,
+    eps: float,
+) -> None:  # fmt: skip
     random = np.random.default_rng(seed)
-    hidden, key = numbers(random, window, T, S, D), numbers(random, window, T, S, D)
-    value, (q, k) = numbers(random, window, T, D), (numbers(random, weights, S, D) for _ in range(2))
+    hidden, kv = numbers(random, window, T, S, D), numbers(random, window, T, S + 1, D)
+    key, value, (q, k) = kv[:, :-1], kv[:, -1], (numbers(random, weights, S, D) for _ in range(2))
     mask = random.integers(0, 2, T) == 1 if masked else None
     if masked:  # whatever a masked token holds does not matter
         key[~mask], value[~mask], hidden[~mask, :, :1] = 0x7FC0, 0xFF80, 0x8000
-    if f32:
-        q, k = from_bf16(q), from_bf16(k) * np.float32(1 / 3)
+    if strided:
+        key, hidden = key[::-1], np.asfortranarray(hidden)
+    else:
+        key, value = key.copy(), value.copy()
+    if kind != "BF16":
+        q, k = q if kind == "both" else from_bf16(q), from_bf16(k) * np.float32(1 / 3)
     arguments = (hidden, key, value, q, k, mask, eps)
-    found = outcome(fast.gate, *arguments)
+    with forced(path):
+        found = outcome(fast.gate, *arguments)
     assert found == outcome(reference.gate, *arguments)
     if masked and len(found) == 2:
         assert np.array_equal(np.array(found[1], np.uint16).reshape(T, S, D)[~mask], hidden[~mask])
@@ -242,7 +249,9 @@ def test_bits_do_not_depend_on_threads(name: str) -> None:
             for path in PATHS:
                 assert outcome(fast.project, arguments[0], hold(arguments[1], path)) == want, (threads, path)
         else:
-            assert outcome(getattr(fast, name), *arguments) == want, threads
+            for path in WAYS:
+                with forced(path):
+                    assert outcome(getattr(fast, name), *arguments) == want, (threads, path)
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:
