@@ -13,7 +13,7 @@ from ceilings import Ceilings
 
 from engramctl.bench.measure import Line
 
-BOUND = 0.6  # of the time: what takes less of it is not what bounds
+BOUND = 0.7  # of the time: what takes less of it is not what bounds
 
 
 @dataclass(frozen=True)
