@@ -1,4 +1,4 @@
-"""What this machine gives anybody: bytes read and copied, numbers multiplied and added. No kernel can do better."""
+"""What this machine gives anybody: bytes read and copied, numbers multiplied and added, as fast as we know how."""
 
 # ruff: noqa: ANN401 - torch may not be there, and has no types here
 from __future__ import annotations
@@ -14,25 +14,31 @@ from numpy.typing import NDArray
 
 from engramctl import threads
 from engramctl.bench.measure import Line, Work, compare
+from engramctl.fast.emit import prefetch
+from engramctl.fast.gather import LINE
 
 SIDE = 2048  # of the square matrices
+WORDS = 64  # read together
+AHEAD = 8192  # bytes that reading is told of beforehand: a sixth faster than without
 Share = Callable[[int, int], None]
 
 
 @numba.njit(nogil=True)
-def _read(words: NDArray[np.uint64], first: int, last: int, seen: NDArray[np.uint64]) -> None:
+def _read(words: NDArray[np.uint64], text: NDArray[np.uint8], first: int, last: int, seen: NDArray[np.uint64]) -> None:
     for i in range(first, last):
-        for j in range(64):
+        for line in range(0, 8 * WORDS, LINE):
+            prefetch(text, i * 8 * WORDS + AHEAD + line)
+        for j in range(WORDS):
             seen[j] ^= words[i, j]
 
 
 def measured(size: int, rounds: int, t: Any) -> Iterator[Line]:
     """`size` bytes read and copied by one thread and by all; square matrices multiplied by NumPy and torch."""
-    words = np.ones((size // 512, 64), np.uint64)
-    copy, count = np.empty_like(words), threads.count()
+    words = np.ones((size // (8 * WORDS), WORDS), np.uint64)
+    copy, count, text = np.empty_like(words), threads.count(), words.reshape(-1).view(np.uint8)
 
     def read(first: int, last: int) -> None:
-        _read(words, first, last, np.zeros(64, np.uint64))
+        _read(words, text, first, last, np.zeros(WORDS, np.uint64))
 
     def copied(first: int, last: int) -> None:
         np.copyto(copy[first:last], words[first:last])

@@ -60,6 +60,21 @@ def _alone(work: Work) -> Work:
     return run
 
 
+def _by_path(work: Work) -> Iterator[tuple[str, Work]]:
+    """The same by each path that this machine can run, the fastest aside: it is taken by itself."""
+
+    def run(path: str) -> None:
+        chosen, cpu.vectors = cpu.vectors, lambda: path
+        try:
+            work()
+        finally:
+            cpu.vectors = chosen
+
+    for path in cpu.paths():
+        if path not in ("amx", cpu.vectors()):
+            yield f"engramctl, {path}", partial(run, path)
+
+
 def projections(rounds: int, t: Any) -> Iterator[Line]:
     random = np.random.default_rng(1)
     codes = random.integers(0, 0x7F, (N, K), np.uint8) | random.integers(0, 2, (N, K), np.uint8) << np.uint8(7)
@@ -145,7 +160,7 @@ def _decoded(
     some = slice(0, 500)
     if not np.array_equal(out[some], decode_bf16(raw[numbers[some]])):
         raise SystemExit("our rows are not the reference's")
-    candidates: dict[str, Work] = {"engramctl": ours, "engramctl, 1 thread": _alone(ours)}
+    candidates: dict[str, Work] = {"engramctl": ours, "engramctl, 1 thread": _alone(ours), **dict(_by_path(ours))}
     candidates["NumPy"] = lambda: decode_bf16(raw[numbers] if gathered else raw)
     peer = "NumPy"
     if t is not None:
@@ -180,7 +195,7 @@ def gating(rounds: int, t: Any) -> Iterator[Line]:
         hidden, kv = bits((count, S, D)), bits((count, S + 1, D), 6)
         key, value = np.ascontiguousarray(kv[:, :-1]), np.ascontiguousarray(kv[:, -1])
         run = partial(fast.gate, hidden, key, value, weights.q_weight, weights.k_weight)
-        candidates: dict[str, Work] = {"engramctl": run, "engramctl, 1 thread": _alone(run)}
+        candidates: dict[str, Work] = {"engramctl": run, "engramctl, 1 thread": _alone(run), **dict(_by_path(run))}
         wide = from_bf16(hidden), from_bf16(kv)
         candidates["NumPy"] = partial(peers.numpy_gate, *wide, weights, 1e-20, 1e-6)
         peer = "NumPy"

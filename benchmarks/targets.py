@@ -13,7 +13,7 @@ from ceilings import Ceilings
 
 from engramctl.bench.measure import Line
 
-BOUND = 0.6  # of the time: what takes less of it is not what bounds
+BOUND = 0.7  # of the time: what takes less of it is not what bounds
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,14 @@ def _shares(target: Target, ours: Line, ceilings: Ceilings) -> dict[str, float]:
 
 
 def _bound(shares: dict[str, float]) -> str:
-    """In words: the ceiling that most of the time goes to, or that there is none, and how far off it is."""
+    """In words: the ceiling that most of the time goes to, or that there is none, and how much of it that is."""
     if not shares:
         return "instructions, in cache"
     name = max(shares, key=lambda one: shares[one])
-    said = f"{shares[name]:.2f} of the time at the rate of {name}"
-    return f"{name}: {said}" if shares[name] >= BOUND else f"instructions: {said}"
+    return f"{name}, {shares[name]:.2f}" if shares[name] >= BOUND else f"instructions; {name} {shares[name]:.2f}"
 
 
-HEADINGS = ["work", "against", "asked", "found", "middles", "", "in", "ours, ms", "bound by"]
+HEADINGS = ["work", "against", "asked", "found", "middles", "", "in", "ours, ms", "bound by, share of the time"]
 
 
 def shown(verdicts: list[dict[str, Any]]) -> list[list[str]]:

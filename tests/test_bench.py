@@ -58,6 +58,13 @@ def test_what_is_prepared_before_each_call_is_neither_timed_nor_warmed_away(monk
     assert (lines[0].best, lines[0].middle, len(before)) == (1.0, 2.0, 3)
 
 
+def test_short_calls_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    taking, calls = clock(monkeypatch), list[int]()
+    short = taking(9e-4, 2.5e-4, 2.5e-4)
+    (line,) = measure.compare("gate", "x", 1, "tokens", {"a": lambda: (short(), calls.append(1))}, "a", rounds=1)
+    assert (len(calls), line.best) == (2 + 8, pytest.approx(2.5e-4))
+
+
 def test_long_work_is_called_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = clock(monkeypatch)
     calls: list[int] = []

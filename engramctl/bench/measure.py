@@ -14,6 +14,7 @@ from typing import Any
 
 WARM_CALLS = 2  # untimed before each timed one: idle memory and sleeping threads are slow at first
 SETTLE = 0.1  # seconds after a library's threads that go on spinning
+SHORT = 2e-3  # seconds: of calls that take less, so many are timed together that they fill it
 LONG = 2.0  # seconds from which on a candidate is called once a round, without warming up
 
 Work = Callable[[], Any]
@@ -75,12 +76,19 @@ def compare(
 
 
 def _visit(work: Work, before: Work | None) -> tuple[float, float]:
-    for call in range(WARM_CALLS + 1):
-        if before is not None:
-            before()
-        start, used = time.perf_counter(), time.process_time()
-        work()
-        spent, used = time.perf_counter() - start, time.process_time() - used
-        if before is not None or call == WARM_CALLS or spent > LONG:
+    if before is not None:
+        before()
+        return _timed(work, 1)
+    for _ in range(WARM_CALLS):
+        spent, used = _timed(work, 1)
+        if spent > LONG:
             return spent, used
-    raise AssertionError("the last call returns")
+    return _timed(work, max(1, int(SHORT / max(spent, 1e-6))))
+
+
+def _timed(work: Work, calls: int) -> tuple[float, float]:
+    """Seconds of the wall and of all processors, a call."""
+    start, used = time.perf_counter(), time.process_time()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - start) / calls, (time.process_time() - used) / calls
