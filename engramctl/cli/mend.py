@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engramctl.repair_plan import RepairPlan
 
 Maybe = Path | None
+MOST_LEFT = 10  # broken rules that people are shown
 
 
 def repair(
@@ -135,9 +136,11 @@ def _report(
         if count:
             verdict = f"{count} {'thing' if count == 1 else 'things'} {done}"
         edge.say(f"{where}: {verdict}; constants of {made.truth.origin}")
-        for each in left:
+        for each in left[:MOST_LEFT]:
             found = f"{each['where']}: expected {each['expected']}, found {each['found']}"
             edge.say(f"{where}: still not as {made.target.name} wants it: {found}")
+        if len(left) > MOST_LEFT:
+            edge.say(f"{where}: and {len(left) - MOST_LEFT} more: engramctl check file {where}")
 
 
 def unpack(
