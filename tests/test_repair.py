@@ -128,6 +128,12 @@ def test_what_ds4_wants_of_the_config_is_written_from_the_config(
     assert "left alone" in cli.ok("repair", path, "--from", tiny, "--in-place").err
 
 
+def test_a_file_of_another_kind_is_called_what_it_is(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros(3))
+    refusal = cli.refused(tmp_path, "repair", tmp_path / "rows.npy", "--from", tiny, "-o", tmp_path / "x.gguf")
+    assert (refusal.expected, refusal.found) == ("a GGUF container", "an npy file")
+
+
 def test_what_stays_wrong_is_shown_to_people_in_ten_lines(cli: Cli, tiny: Path, model: Model, tmp_path: Path) -> None:
     rows = {layer: model.rows264(layer).view("i1") for layer in model.layers}
     keys = files.ds4_keys(model, "e4m3_e8m0_32_row264")

@@ -81,13 +81,14 @@ def repair(
 
 
 def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str | None) -> RepairPlan:
-    from engramctl import repair_journal, repair_plan, repair_values
+    from engramctl import kinds, repair_journal, repair_plan, repair_values
     from formats.dialects import DIALECTS, by_name
     from formats.errors import FormatError
     from formats.gguf_split import read_model
     from formats.recognise import recognise, refuse_underway
 
     repair_journal.refuse_open(file)
+    kinds.refuse_other(file, kinds.GGUF, (kinds.GGUF,))
     target = None if to_dialect is None else by_name(to_dialect)
     if to_dialect is not None and target is None:
         known = ", ".join(each.name for each in DIALECTS if each.keys)
