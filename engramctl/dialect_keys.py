@@ -14,6 +14,7 @@ from formats import gguf_file as gguf
 from formats.dialect import Dialect, Key
 from formats.errors import FormatError
 from formats.gguf_file import Value, ValueType
+from formats.recognise import describe
 
 SCALARS = {
     "u8": ValueType.UINT8,
@@ -71,6 +72,29 @@ def same(stored: Value, wanted: Value) -> bool:
         alike = np.issubdtype(stored.value.dtype, np.integer) and stored.value.shape == wanted.value.shape
         return bool(alike) and stored.value.tolist() == wanted.value.tolist()
     return type(stored.value) is type(wanted.value) and bool(stored.value == wanted.value)
+
+
+def add_config(
+    made: dict[str, Value], dialect: Dialect, config_text: str | None, path: str, changes: list[dict[str, str]]
+) -> None:
+    """The config where there is none, and what its loader wants of the file's config as keys of their own."""
+    if dialect.config not in made and config_text is not None:
+        made[dialect.config] = gguf.string(config_text)
+        changes.append({"what": dialect.config, "was": "missing", "now": "string"})
+    held = made.get(dialect.config)
+    if held is None or not isinstance(held.value, str):
+        return
+    try:
+        wanted = hyperparameters(dialect, configs.parse(held.value, f"{path} at key {dialect.config}"), path)
+    except FormatError:  # no config to take anything from: `check file` says so
+        return
+    for name, value in wanted:
+        if name not in made:
+            made[name] = value
+            changes.append({"what": name, "was": "missing", "now": describe(value)})
+        elif describe(made[name]) != describe(value) and same(made[name], value):
+            changes.append({"what": name, "was": describe(made[name]), "now": describe(value)})
+            made[name] = value
 
 
 def hyperparameters(

@@ -219,9 +219,8 @@ def _keys(
             raise EngramctlError(str(path), f"key {key.name}, which a repair cannot make", "no such key")
         made[key.name] = new[role]
         changes.append({"what": key.name, "was": "missing", "now": key.type})
-    if target is DS4 and target.config not in made and truth.config_text is not None:
-        made[target.config] = gguf.string(truth.config_text)
-        changes.append({"what": target.config, "was": "missing", "now": "string"})
+    if target is DS4:
+        dialect_keys.add_config(made, target, truth.config_text, str(path), changes)
     return list(made.items())
 
 

@@ -80,10 +80,12 @@ def _form(data: Data) -> str:
         return "tsv" if suffix == ".csv" else suffix[1:]
     if read_arrays(data) is not None:
         return "arrays"
-    head = re.sub(rb"\A[A-Za-z][^\n]*\n", b"", data.head(1024))  # a first line may name the columns
+    head = data.head(1024)
+    if row_lines.HEADING.match(head):
+        head = head.partition(b"\n")[2]
     if head.lstrip()[:1] in (b"{", b"["):
         return "jsonl"
-    return "tsv" if re.search(rb"[\t,]", head) and row_lines.TEXT.fullmatch(head) else "raw"
+    return "tsv" if re.search(rb"\d[\t, ]+-?\d", head) and row_lines.TEXT.fullmatch(head) else "raw"
 
 
 def _from_arrays(data: Data, wanted: Wanted) -> Rows:

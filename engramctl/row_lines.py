@@ -1,4 +1,4 @@
-"""Rows as text, one position and layer a line: tab- or comma-separated, or JSON; or bare numbers in order.
+"""Rows as text, one position and layer a line: separated by tabs, commas or blanks, or JSON; or bare numbers in order.
 
 T tokens, L layers, C columns.
 """
@@ -17,9 +17,10 @@ from engramctl.arrays import Data
 from formats.errors import FormatError, shown
 
 INT64_MAX = 2**63 - 1
-LINE = re.compile(rb"-?\d{1,18}(?:[\t,]-?\d{1,18})+")
+SEPARATOR = re.compile(rb" *[\t,] *| +")
+LINE = re.compile(rb"-?\d{1,18}(?:(?: *[\t,] *| +)-?\d{1,18})+")
 TEXT = re.compile(rb"[-\d\t,\r\n ]*", re.ASCII)
-SEPARATOR = re.compile(rb"[\t,]")
+HEADING = re.compile(rb"\A *[A-Za-z#]")  # a first line that names the columns; NumPy's begins with #
 
 Line = tuple[int, int, list[int]]  # position, layer, rows
 Found = tuple[tuple[int, ...], NDArray[np.int64]]  # layers, [T, L, C] rows
@@ -32,9 +33,9 @@ def read(
     raw = data.read(0, data.size, "rows").tobytes()
     lines = [(f"line {number}", line) for number, line in enumerate(raw.splitlines(), 1) if line.strip()]
     if form == "tsv":
-        if len(lines) > 1 and re.match(rb"[A-Za-z]", lines[0][1].lstrip()):
+        if len(lines) > 1 and HEADING.match(lines[0][1]):
             lines = lines[1:]  # names of the columns
-        widths = {len(SEPARATOR.split(line.rstrip())) for _, line in lines}
+        widths = {len(SEPARATOR.split(_bare(line))) for _, line in lines}
         if widths and widths <= {columns, columns * len(layers)} and len(widths) == 1 and columns > 1:
             return np.array([_numbers(data, at, line) for at, line in lines], np.int64)
     elif raw.lstrip()[:1] == b"[":
@@ -69,10 +70,17 @@ def _array(data: Data, at: str, value: Any) -> NDArray[np.int64]:  # noqa: ANN40
 
 
 def _numbers(data: Data, at: str, line: bytes) -> list[int]:
-    words = line.rstrip()
+    words = _bare(line)
     if not LINE.fullmatch(words):
-        raise FormatError(data.where, at, "tab-separated position, layer and rows", repr(line[:40])[1:])
+        raise FormatError(
+            data.where, at, "position, layer and rows, separated by tabs, commas or blanks", repr(line[:40])[1:]
+        )
     return [int(word) for word in SEPARATOR.split(words)]
+
+
+def _bare(line: bytes) -> bytes:
+    """Without the blanks of aligned columns; a tab in front would be an empty column."""
+    return line.rstrip().lstrip(b" ")
 
 
 def _placed(

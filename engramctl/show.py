@@ -235,8 +235,12 @@ def _token_map(listed: list[int] | None) -> dict[str, Any]:
     if not listed:
         return {"origin": None}
     ids = np.array(listed, np.int64)
-    facts = {"origin": "the container", "entries": int(ids.size), "compressed": int(ids.max()) + 1}
-    return facts | ({"sha256": digest(ids, "<u4")} if int(ids.min()) >= 0 and int(ids.max()) < 2**32 else {})
+    facts: dict[str, Any] = {"origin": "the container", "entries": int(ids.size), "compressed": int(ids.max()) + 1}
+    said = f"{facts['compressed']} compressed ids of {facts['entries']} tokens"
+    if int(ids.min()) < 0 or int(ids.max()) >= 2**32:
+        return facts | {"summary": f"{said}, some of them no ids at all"}
+    facts["sha256"] = digest(ids, "<u4")
+    return facts | {"summary": f"{said} with SHA-256 {facts['sha256']}"}
 
 
 def _constants(header: GgufHeader) -> dict[str, Any]:

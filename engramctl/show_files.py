@@ -30,7 +30,7 @@ def sidecar(found: Sidecar, profile: Profile) -> dict[str, Any]:
         "kind": "sidecar",
         "dialect": None if found.problems else found.dialect.name,
         "nearest": found.dialect.name,
-        "sure": "by its first bytes" if found.dialect.magic else "by its name, its manifest and its size",
+        "sure": _sure(found),
         "written_by": found.dialect.title,
         "missing": [],
         "wrong": [{"where": where, "expected": want, "found": seen} for where, want, seen in found.problems],
@@ -44,6 +44,12 @@ def sidecar(found: Sidecar, profile: Profile) -> dict[str, Any]:
         **_no_model(profile),
         "token_map": {"origin": None},
     }
+
+
+def _sure(found: Sidecar) -> str:
+    if found.by_rows:
+        return "by its size, and by where the scale bytes of its rows are"
+    return "by its first bytes" if found.dialect.magic else "by its name, its manifest and its size"
 
 
 def folder(path: Path, every: tuple[Sidecar, ...], profile: Profile) -> dict[str, Any]:

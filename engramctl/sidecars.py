@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from engramctl import kinds
 from engramctl.extents import joined
 from engramctl.table import Part, Table
 from formats import row264, row_layouts, strict_json
@@ -25,6 +28,7 @@ HLWQ_WORDS = ["version", "tables", "width", "block", "row_bytes", "alignment"]
 PAGED_WORDS = ["layer", "first", "rows_end", "rows", "row_bytes", "page_rows", "page_bytes"]
 PAGED_HEADER = 4096
 VLLM_NAME = re.compile(r"engram_v(\d{1,12})_(\d{1,12})_r(\d{1,6})\.(weight|scale)\.bin")
+FEW_ROWS, SAMPLED_ROWS = 8, 64  # fewer do not say what a file is; so many are looked at
 MOST_JSON = 1 << 20
 MOST_TABLES = 64
 BARE_NAME = re.compile(r"engram-l(\d{1,4})-packed\.bin")
@@ -41,6 +45,7 @@ class Sidecar:
     layers: tuple[int, ...] = ()
     problems: tuple[tuple[str, str, str], ...] = ()  # (where, expected, found)
     notes: tuple[str, ...] = field(default_factory=tuple)
+    by_rows: bool = False  # nothing but its rows says what it is
 
 
 def recognise(path: Path) -> Sidecar | None:
@@ -92,7 +97,10 @@ def tables(file: ReadFile, found: Sidecar) -> dict[int, Table]:
     facts = found.facts
     if found.problems:
         raise FormatError(found.path, *found.problems[0])
-    layer = found.layers[0] if found.layers else 0
+    if found.dialect is ROW264_BARE and not found.layers:
+        what = "a name or a .json beside it that says which layer its rows are of, such as engram-l1-packed.bin"
+        raise FormatError(found.path, None, what, "rows alone")
+    layer = found.layers[0]
     if found.dialect is ROW264_PAGED:
         part, pages = Part(file, PAGED_HEADER, row264.ROW_BYTES), (facts["page_rows"], facts["page_bytes"])
         rows = {"pages": pages, "first": facts["first"], "total": facts["rows"]}
@@ -189,15 +197,24 @@ def _bare(file: ReadFile) -> Sidecar | None:
     manifest = _manifest(file.path)
     if q4k is not None:
         return _q4k(file, int(q4k[1]), manifest)
-    if named is None and (manifest is None or manifest.get("row_bytes") != row264.ROW_BYTES):
+    stated = manifest if manifest is not None and manifest.get("row_bytes") == row264.ROW_BYTES else None
+    by_rows = named is None and stated is None
+    if by_rows and (file.size % row264.ROW_BYTES or file.size < FEW_ROWS * row264.ROW_BYTES or kinds.name(file.path)):
+        return None
+    layout = _looks(file)
+    if by_rows and layout is None:
         return None
     facts: dict[str, Any] = {"row_bytes": row264.ROW_BYTES, "rows": file.size // row264.ROW_BYTES}
     problems = []
     if file.size % row264.ROW_BYTES:
         problems.append(("size", f"whole rows of {row264.ROW_BYTES} bytes", f"{file.size} bytes"))
+    if layout == row_layouts.BLOCK264.name:
+        problems.append(("rows", "256 codes and then 8 scales", "8 blocks of a scale and its 32 codes"))
     layers = (int(named[1]),) if named is not None else ()
     notes = []
-    if manifest is None:
+    if by_rows:
+        notes.append("neither its name nor a .json beside it says which layer its rows are of")
+    elif manifest is None:
         notes.append("no .json beside it: which rows are covered is not known")
     else:
         if type(manifest.get("layer")) is int:
@@ -205,7 +222,15 @@ def _bare(file: ReadFile) -> Sidecar | None:
         if manifest.get("rows") != facts["rows"]:
             problems.append(("rows", f"{manifest.get('rows')!r:.20} as its manifest says", f"{facts['rows']}"))
         facts["ranges"] = manifest.get("ranges")
-    return Sidecar(file.path, ROW264_BARE, facts, layers, tuple(problems), tuple(notes))
+    return Sidecar(file.path, ROW264_BARE, facts, layers, tuple(problems), tuple(notes), by_rows)
+
+
+def _looks(file: ReadFile) -> str | None:
+    """Which of the two layouts of 264 bytes some rows of the file are in; None where they do not say."""
+    count = file.size // row264.ROW_BYTES
+    step = max(1, count // SAMPLED_ROWS)
+    rows = [file.read(row * row264.ROW_BYTES, row264.ROW_BYTES, "a row") for row in range(0, count, step)]
+    return row_layouts.plausible(np.frombuffer(b"".join(rows), np.uint8).reshape(-1, row264.ROW_BYTES))
 
 
 def _q4k(file: ReadFile, layer: int, manifest: dict[str, Any] | None) -> Sidecar:

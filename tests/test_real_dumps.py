@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from itertools import permutations
 from pathlib import Path
@@ -69,6 +70,13 @@ def test_negative_raw_rows_stay_negative(cli: Cli, tmp_path: Path, rows: np.ndar
 # Text.
 
 
+def savetxt(rows: np.ndarray, **more: str) -> str:
+    """As NumPy writes text unless told otherwise: blanks between numbers, # before a header."""
+    text = io.StringIO()
+    np.savetxt(text, rows, fmt="%d", **more)
+    return text.getvalue()
+
+
 def test_bare_lines_and_nested_lists_are_read(cli: Cli, tmp_path: Path, rows: np.ndarray) -> None:
     flat, whole = rows.reshape(T * L, 24), rows.reshape(T, L * 24)
     named = ["position,layer," + ",".join(f"c{i}" for i in range(24))]
@@ -78,6 +86,9 @@ def test_bare_lines_and_nested_lists_are_read(cli: Cli, tmp_path: Path, rows: np
         "whole.tsv": "\n".join("\t".join(map(str, line)) for line in whole),
         "flat.csv": "\n".join(",".join(map(str, line)) for line in flat),
         "named.csv": "\n".join(named),
+        "flat.txt": savetxt(flat),
+        "named.txt": savetxt(flat, header="rows by layer and column"),
+        "aligned": "\n".join(" ".join(f"{row:>10}" for row in line) for line in whole),
         "lists.jsonl": "\n".join(json.dumps(line.tolist()) for line in rows),
         "flat.jsonl": "\n".join(json.dumps(line.tolist()) for line in flat),
         "one.jsonl": json.dumps(rows.tolist()),

@@ -106,6 +106,45 @@ def test_wrong_constants_of_a_ds4_file_are_mended_in_its_own_header_space(
     passes(cli, "packing", tiny, path)
 
 
+def test_what_ds4_wants_of_the_config_is_written_from_the_config(
+    cli: Cli, tiny: Path, model: Model, tmp_path: Path
+) -> None:
+    """Its loader reads sizes from keys of their own, not from the config's text; a width of another type is one too."""
+    rows = {layer: model.rows264(layer).view("i1") for layer in model.layers}
+    keys = files.ds4_keys(model, "e4m3_e8m0_32_row264")
+    keys["deepseek41.config"] = ("string", (tiny / "config.json").read_text())
+    keys["deepseek41.vocab_size"] = ("u64", keys["deepseek41.vocab_size"][1])
+    path = files.write(tmp_path / "bare.gguf", keys, files.ds4_tensors(model, rows), alignment=16384)
+    assert len(differs(cli, "file", path)["findings"]) > 30
+    shown = cli.ok("repair", path, "--from", tiny, "--dry-run").out.decode()
+    assert "deepseek41.rope_theta" in shown
+    report = cli.ok("repair", path, "--from", tiny, "--in-place", "--json").json
+    was = {each["what"]: (each["was"], each["now"]) for each in report["changes"]}
+    assert was["deepseek41.vocab_size"] == ("u64", "u32")
+    assert was["deepseek41.compress_ratios"] == ("missing", "u32[]")
+    assert report["left"] == []
+    passes(cli, "file", path)
+    passes(cli, "packing", tiny, path)
+    assert "left alone" in cli.ok("repair", path, "--from", tiny, "--in-place").err
+
+
+def test_a_file_of_another_kind_is_called_what_it_is(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros(3))
+    refusal = cli.refused(tmp_path, "repair", tmp_path / "rows.npy", "--from", tiny, "-o", tmp_path / "x.gguf")
+    assert (refusal.expected, refusal.found) == ("a GGUF container", "an npy file")
+
+
+def test_what_stays_wrong_is_shown_to_people_in_ten_lines(cli: Cli, tiny: Path, model: Model, tmp_path: Path) -> None:
+    rows = {layer: model.rows264(layer).view("i1") for layer in model.layers}
+    keys = files.ds4_keys(model, "e4m3_e8m0_32_row264")
+    text = (tiny / "config.json").read_text().replace('"rope_theta": 10000', '"rope_theta": -1')  # that no u32 holds
+    keys["deepseek41.config"] = ("string", text)
+    path = files.write(tmp_path / "bare.gguf", keys, files.ds4_tensors(model, rows), alignment=16384)
+    said = cli.ok("repair", path, "--from", tiny, "--in-place").err.splitlines()
+    assert sum("still not as ds4 wants it" in line for line in said) == 10
+    assert f"more: engramctl check file {path}" in said[-1]
+
+
 @pytest.mark.parametrize("source", ["checkpoint", "tokenizer", "container", "params"])
 def test_constants_come_from_a_checkpoint_a_tokenizer_another_container_or_a_params_file(
     cli: Cli, tiny: Path, container: Path, tmp_path: Path, source: str

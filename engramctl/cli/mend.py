@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engramctl.repair_plan import RepairPlan
 
 Maybe = Path | None
+MOST_LEFT = 10  # broken rules that people are shown
 
 
 def repair(
@@ -80,13 +81,14 @@ def repair(
 
 
 def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str | None) -> RepairPlan:
-    from engramctl import repair_journal, repair_plan, repair_values
+    from engramctl import kinds, repair_journal, repair_plan, repair_values
     from formats.dialects import DIALECTS, by_name
     from formats.errors import FormatError
     from formats.gguf_split import read_model
     from formats.recognise import recognise, refuse_underway
 
     repair_journal.refuse_open(file)
+    kinds.refuse_other(file, kinds.GGUF, (kinds.GGUF,))
     target = None if to_dialect is None else by_name(to_dialect)
     if to_dialect is not None and target is None:
         known = ", ".join(each.name for each in DIALECTS if each.keys)
@@ -135,9 +137,11 @@ def _report(
         if count:
             verdict = f"{count} {'thing' if count == 1 else 'things'} {done}"
         edge.say(f"{where}: {verdict}; constants of {made.truth.origin}")
-        for each in left:
+        for each in left[:MOST_LEFT]:
             found = f"{each['where']}: expected {each['expected']}, found {each['found']}"
             edge.say(f"{where}: still not as {made.target.name} wants it: {found}")
+        if len(left) > MOST_LEFT:
+            edge.say(f"{where}: and {len(left) - MOST_LEFT} more: engramctl check file {where}")
 
 
 def unpack(

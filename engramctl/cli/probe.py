@@ -9,7 +9,9 @@ import typer
 from engramctl.cli import edge
 from engramctl.cli.check_dumps import DEFAULT, MaybeProfile, home_tokenizer
 from engramctl.cli.options import Force, Json, Output, Params, Profile, Quiet, Tokenizer, TokenMap
+from engramctl.errors import EngramctlError
 
+ARRAYS = (".npy", ".npz", ".safetensors")  # which the hash's probe is not
 LISTED = 4  # pairs that are named on standard error
 HELP = "Write inputs on which every known mistake of an engine shows; --with-answers makes them test vectors."
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=False, help=HELP, epilog=edge.EXITS)
@@ -37,6 +39,8 @@ def hash_(
     from engramctl.siblings import checking
 
     refuse_both(json, output)
+    if output.suffix in ARRAYS:
+        raise EngramctlError("--output", "a name for JSON, such as probe.json", output.name)
     found = constants.read(params, profile, token_map).params
     checking.expect_v41(found.rule, "probe hash")
     home = home_tokenizer(tokenizer, params if params is not None and params.is_dir() else None)
