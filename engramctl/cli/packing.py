@@ -56,7 +56,7 @@ def packing(
     if siblings.profile_of(source, profile) is not None:
         from engramctl.siblings import checking
 
-        checking.expect_whole({"--digest": digest, "--resume": resume, "--layer": layer})
+        checking.expect_whole({"--digest": digest, "--resume": resume, "--layer": layer, "--token-map": token_map})
         ranges = None if rows is None else rowsets.parse(rows, "--rows")
         found = checking.packing(source, made, profile, ranges, None if sample is None else (sample, seed))
         report.check("check-packing", f"check packing {label(made)}", found, json)
