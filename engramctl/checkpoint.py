@@ -119,7 +119,7 @@ def open_checkpoint(
     Without a config the sizes are those of the profile, which then must be asked for by name.
     """
     profile = profiles.load(profile_name or profiles.DEFAULT)
-    kinds.refuse_other(path, "a checkpoint folder or a safetensors file")
+    kinds.refuse_other(path, kinds.CHECKPOINT)
     config_text, config = read_config(path)
     if config is None and profile_name is None:
         raise EngramctlError(str(path), "a config.json", "none", "give --profile NAME to take the sizes from a profile")
