@@ -354,7 +354,7 @@ def test_what_does_not_apply_is_refused_by_name(
 def test_models_without_a_container_are_refused_by_name(cli: Cli, tmp_path: Path, name: str) -> None:
     synth.make(tmp_path / "ckpt", profiles.load(name), 7, real_tokens=False, full_size=False)
     refusal = cli.refused(tmp_path, "repack", tmp_path / "ckpt", "-o", tmp_path / "x.gguf")
-    assert refusal.found == f"profile {name}, of which no container is known"
+    assert refusal.found == f"profile {name}, for which no container is defined here"
 
 
 @pytest.mark.parametrize("room", [0, 1000, 400_000, 1_500_000])
