@@ -15,6 +15,7 @@ from engramctl.dialect_keys import hyperparameters
 from engramctl.errors import EngramctlError
 from engramctl.repair import no_room, said, undo, write_over
 from engramctl.repair_plan import PADDING, head_of, require_near
+from engramctl.source import is_ple, named
 from engramctl.tensor_pieces import KvType
 from formats import gguf_file as gguf
 from formats import gguf_split, ranges
@@ -58,6 +59,8 @@ def plan(source: CheckpointSource, model: Path, dialect: Dialect, kv_type: KvTyp
     if gguf_split.position(header)[1] > 1:
         hint = "llama-gguf-split --merge joins them"
         raise EngramctlError(str(model), "a model in one file", "a shard of a split GGUF", hint)
+    if is_ple(header):
+        raise EngramctlError(str(model), "a model that an Engram belongs to", f"architecture {named(header)}")
     tensor_pieces.require_width(source, dialect.name)
     made = repack_split.infos(source, dialect, kv_type)
     there = {tensor.name for tensor in header.tensors}

@@ -114,7 +114,7 @@ def open_checkpoint(
     """
     profile = profiles.load(profile_name or profiles.DEFAULT)
     refuse = kinds.refuse_other if path.suffix == ".safetensors" else kinds.refuse_unknown
-    refuse(path, "a checkpoint folder or a safetensors file")
+    refuse(path, kinds.CHECKPOINT)
     config_text, config = read_config(path)
     if config is None and profile_name is None:
         raise EngramctlError(str(path), "a config.json", "none", "give --profile NAME to take the sizes from a profile")

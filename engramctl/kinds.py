@@ -16,6 +16,7 @@ HEAD = 1 << 16
 GGUF = "a GGUF container"
 UNFINISHED = "an unfinished output of repack"
 JSON, ZIP = "a JSON file", "an npz or zip file"
+CHECKPOINT = "a checkpoint folder or a safetensors file"
 SOURCES = "a checkpoint folder, a safetensors file or a GGUF"
 SIGNS = (
     (GGUF_MAGIC, GGUF),
@@ -53,6 +54,8 @@ def refuse_other(path: Path, expected: str, allowed: tuple[str, ...] = ()) -> No
     kind = name(path)
     if kind is not None and kind not in allowed:
         hint = "repack --resume finishes it" if kind == UNFINISHED else None
+        if kind == GGUF and expected == CHECKPOINT:
+            hint = f"unpack {path} -o DIR makes a checkpoint of it"
         raise EngramctlError(str(path), expected, kind, hint)
 
 

@@ -49,9 +49,8 @@ def to_file(
     every = pieces.of_file(header, made.old_end, made.data_start, ways)
     every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
     who, needed = pieces.identity(header, made.head), pieces.bytes_of(header, output)
-    shards = gguf_split.places(header.path, gguf_split.position(header)[1])
     origin = Path(made.truth.origin)  # of a profile there is no such file
-    sources = [header.path, *shards, *pieces.files_of(origin)]
+    sources = [header.path, *gguf_split.beside(header.path), *gguf_split.beside(origin), *pieces.files_of(origin)]
     pieces.write(output, size, needed, every, who, sources, resume, force, progress)
     return ways[-1]
 

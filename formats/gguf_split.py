@@ -47,7 +47,7 @@ def read_model(path: str | PathLike[str], strict: bool = True, any_text: bool = 
     if absent:
         more = f" and {len(absent) - NAMED} more" if len(absent) > NAMED else ""
         errors.append((", ".join(absent[:NAMED]) + more, f"files beside {own.path.name}", "none"))
-    errors += [error for shard in shards if (error := _misnamed(shard)) is not None]
+    errors += filter(None, map(_misnamed, shards))
     shards.sort(key=lambda shard: position(shard)[0])
     keys = shards[0].keys if position(shards[0])[0] == 0 else own.keys
     tensors: dict[str, TensorInfo] = {}
@@ -92,6 +92,12 @@ def places(path: Path, count: int) -> Iterator[Path]:
         return
     for number in range(count):
         yield path.with_name(f"{path.name[: found.start()]}-{number + 1:05d}-of-{count:05d}.gguf")
+
+
+def beside(path: Path) -> list[Path]:
+    """Where the files of a split model are by the name of one of them, that one included; a file alone is itself."""
+    found = ENDING.search(path.name)
+    return list(places(path, int(found[2]))) if found is not None else [path]
 
 
 def first_of(header: GgufHeader) -> str:

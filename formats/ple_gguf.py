@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from formats.dialects import Key
+from formats.gguf_file import GgufHeader
 
 TABLE = "per_layer_token_embd.weight"  # Gemma keeps a table of another kind under this name: the keys tell them apart
 
@@ -89,3 +90,8 @@ SIDECAR = PleDialect(
     row_types=("Q8_0", "F32", "F16", "BF16"),
 )
 DIALECTS = (QWEN4EXP, SIDECAR)
+
+
+def has_constants(header: GgufHeader) -> bool:
+    """Does the file hold any of the table's constants, under whichever dialect's names? Gemma's have none."""
+    return any(dialect.keys[role].name in header.keys for dialect in DIALECTS for role in _CONSTANTS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formats import gguf_split, row_layouts
+from formats import gguf_split, ple_gguf, row_layouts
 from formats.dialect import Dialect, Key
 from formats.dialects import DIALECTS
 from formats.disk import ReadFile
@@ -271,5 +271,7 @@ def _notes(header: GgufHeader) -> Iterator[str]:
             yield f"{name} is {INTERRUPTED}"
     yield from gguf_split.notes(header)
     for tensor in header.tensors:
-        if tensor.name == "per_layer_token_embd.weight":
+        if tensor.name == ple_gguf.TABLE and ple_gguf.has_constants(header):
+            yield f"{tensor.name} is Qwen3.8's hashed table (PLE), not an Engram's"
+        elif tensor.name == ple_gguf.TABLE:
             yield f"{tensor.name} is an embedding for each token id and layer (Gemma), not a hashed table"

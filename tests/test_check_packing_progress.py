@@ -78,6 +78,28 @@ def test_what_was_compared_is_not_read_again(
     assert second.bytes < first.bytes * 0.7
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_an_interruption_says_where_the_progress_is(
+    cli: Cli, tiny: Path, container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    take, taken = packing._take, iter(range(20))
+
+    def interrupted(*all_of_it: Any) -> None:  # noqa: ANN401
+        if next(taken, None) is None:
+            raise KeyboardInterrupt
+        take(*all_of_it)
+
+    kept = tmp_path / "progress"
+    more = ("--resume", kept) if keep else ()
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "_take", interrupted)
+        outcome = cli("check", "packing", tiny, container, *more)
+    words = f"; {kept} keeps the progress, and the same command goes on" if keep else ""
+    assert (outcome.code, outcome.err) == (130, f"engramctl: interrupted{words}\n")
+    cli.ok("check", "packing", tiny, container, *more)
+    assert not kept.exists()
+
+
 def test_progress_of_other_files_is_refused_by_name(
     cli: Cli, tiny: Path, container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

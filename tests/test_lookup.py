@@ -140,6 +140,12 @@ def test_a_closed_source_gives_no_rows(container: Path) -> None:
         table.read(np.array([1]))
 
 
+def test_an_npy_of_too_many_row_numbers_is_refused(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "many.npy", np.zeros(16_777_217, np.uint8))
+    refusal = cli.refused(tmp_path, "lookup", tiny, "--layer", "1", "--rows-file", tmp_path / "many.npy")
+    assert (refusal.expected, refusal.found) == ("at most 16777216 rows", "16777217")
+
+
 def test_row_numbers_without_an_end_are_refused(cli: Cli, tiny: Path, tmp_path: Path) -> None:
     refusal = cli.refused(tmp_path, "lookup", tiny, "--layer", "1", "--rows-file", "/dev/zero")
     assert (refusal.where, refusal.expected) == ("/dev/zero", "at most 16777216 bytes")

@@ -353,6 +353,22 @@ def test_facts_about_rows_that_no_mistake_explains() -> None:
     assert "only position 5 of 16" in facts
 
 
+def test_facts_of_several_sequences_are_said_once_each() -> None:
+    noise = np.random.default_rng(0)
+    parts = []
+    for each in hash_probes.sequences(plan()):
+        found = noise.integers(0, 384_000_000, (each.case.tokens.size, 2, 24))
+        seen = SeenRows(found, (0, 1), np.ones(each.case.tokens.size, np.bool_))
+        parts.append(name_rows.Part(plan(), each.case, seen, each.name))
+    facts = row_structure.facts(name_rows.Search(plan(), parts), (1, 14))
+    assert facts[0] == f"all {len(parts)} sequences: every position differs"
+    assert len(facts) <= 1 + len(parts)  # and how many rows lie outside of their columns, of each
+    seen = SeenRows(parts[0].right, (0, 1), parts[0].seen.wanted)
+    parts[0] = name_rows.Part(plan(), parts[0].case, seen, parts[0].name)
+    facts = row_structure.facts(name_rows.Search(plan(), parts), (1, 14))
+    assert facts[0] == f"sequences {', '.join(part.name for part in parts[1:])}: every position differs"
+
+
 # The records.
 
 

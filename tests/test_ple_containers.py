@@ -274,6 +274,31 @@ def test_a_table_of_gemmas_is_told_apart_by_its_keys(cli: Cli, made: dict[str, P
     assert cli("check", "file", out).code == 1
 
 
+@pytest.mark.parametrize("dialect", [dialect.name for dialect in DIALECTS])
+def test_what_takes_an_engram_says_that_this_is_another_table(
+    cli: Cli, made: dict[str, Path], tiny: Path, tmp_path: Path, dialect: str
+) -> None:
+    """And not that it is Gemma's."""
+    file, out = made[f"{NAMES[0]}.{dialect}.gguf"], tmp_path / "x"
+    refusal = cli.refused(tmp_path, "unpack", file, "-o", out)
+    assert refusal.found == f"one of {NAMES[0]}"
+    assert refusal.hint == f"repack {file} --dialect hf -o DIR makes it a checkpoint again"
+    assert cli.refused(tmp_path, "repair", file, "--dry-run").found == f"one of {NAMES[0]}"
+    assert "architecture qwen" in cli.refused(tmp_path, "repack", tiny, "--append-to", file, "-o", out).found
+    assert "Qwen3.8's hashed table" in cli.refused(tmp_path, "check", "packing", tiny, file).found
+    assert cli.refused(tmp_path, "repack", file, "-o", out).found == "none"
+    assert cli.refused(tmp_path, "check", "packing", file, file, "--token-map", out).where == "--token-map"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model-00001-of-00013.safetensors"])
+def test_no_file_of_the_checkpoint_is_written_over(cli: Cli, tmp_path: Path, name: str) -> None:
+    synth.make(tmp_path / "ckpt", profiles.load(NAMES[0]), 7, real_tokens=False, full_size=False)
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "ckpt" / name)
+    for output in (tmp_path / "ckpt" / name, tmp_path / "link.gguf"):
+        refusal = cli.refused(tmp_path, "repack", tmp_path / "ckpt", "-o", output, "--force")
+        assert refusal.expected == "an output that is no file of the checkpoint"
+
+
 def cuts(data: bytes) -> Iterator[bytes]:
     header = own_header(data)
     for length in [*range(0, header, 3), header, header + 1, len(data) - 1]:
@@ -329,7 +354,7 @@ def test_what_does_not_apply_is_refused_by_name(
 def test_models_without_a_container_are_refused_by_name(cli: Cli, tmp_path: Path, name: str) -> None:
     synth.make(tmp_path / "ckpt", profiles.load(name), 7, real_tokens=False, full_size=False)
     refusal = cli.refused(tmp_path, "repack", tmp_path / "ckpt", "-o", tmp_path / "x.gguf")
-    assert refusal.found == f"profile {name}, of which no container is known"
+    assert refusal.found == f"profile {name}, for which no container is defined here"
 
 
 @pytest.mark.parametrize("room", [0, 1000, 400_000, 1_500_000])

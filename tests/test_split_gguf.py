@@ -176,6 +176,16 @@ def test_only_the_first_shard_of_a_published_model_is_written(
     assert "healthy" in cli.ok("repair", first, "--from", tiny, "--in-place").err
 
 
+def test_no_shard_of_what_constants_are_taken_from_is_written_over(
+    cli: Cli, model: Model, shards: list[Path], tmp_path: Path
+) -> None:
+    broken = files.write(tmp_path / "broken.gguf", {}, files.quantised(model))
+    for output in (*shards, broken):
+        refusal = cli.refused(tmp_path, "repair", broken, "--from", shards[0], "-o", output, "--force")
+        assert (refusal.where, refusal.found) == (str(output), output.name)
+        assert refusal.expected == "an output that is none of its own sources"
+
+
 def test_other_shards_are_not_repaired_and_nothing_is_put_behind_one(
     cli: Cli, tiny: Path, shards: list[Path], tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_file_of_the_wrong_kind_is_called_what_it_is(cli: Cli, tiny: Path, con
     for words in (("repack", container, "--dry-run"), ("check", "source", container)):
         refusal = cli.refused(tmp_path, *words)
         assert (refusal.expected, refusal.found) == ("a checkpoint folder or a safetensors file", "a GGUF container")
+        assert refusal.hint.startswith("unpack ")
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,8 @@ def read_rows(rows: str | None, rows_file: Path | None, count: int) -> NDArray[n
         raise FormatError(name, None, "an array of integers", f"{array.dtype} {list(array.shape)}")
     if not array.size:
         raise FormatError(name, None, "row numbers", "an empty input")
+    if array.size > rowsets.MOST_ROWS:
+        raise EngramctlError(name, f"at most {rowsets.MOST_ROWS} rows", f"{array.size}")
     if int(array.max()) > INT64_MAX:
         raise FormatError(name, None, "row numbers below 2**63", f"{array.max()}")
     return array.astype(np.int64).reshape(-1)

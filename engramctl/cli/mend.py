@@ -89,6 +89,7 @@ def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str 
 
     repair_journal.refuse_open(file)
     kinds.refuse_other(file, kinds.GGUF, (kinds.GGUF,))
+    _refuse_sibling(file, profile)
     target = None if to_dialect is None else by_name(to_dialect)
     if to_dialect is not None and target is None:
         known = ", ".join(each.name for each in DIALECTS if each.keys)
@@ -101,6 +102,15 @@ def _plan(file: Path, source: Path | None, to_dialect: str | None, profile: str 
     known_profile = repair_values.of_name(profile)
     truth = repair_values.find(header, seen.best, source, known_profile, profile)
     return repair_plan.plan(file, header, seen.best, target or seen.best, truth)
+
+
+def _refuse_sibling(file: Path, profile: str | None, hint: str | None = None) -> None:
+    """Refuse a container of another model's table, by name."""
+    from engramctl import siblings
+
+    other = siblings.profile_of(file, profile) if file.is_file() else None
+    if other is not None:
+        raise EngramctlError(str(file), "a container of deepseek-v4.1-flash", f"one of {other.name}", hint)
 
 
 def _left(made: RepairPlan, profile: str | None) -> list[dict[str, str]]:
@@ -164,6 +174,7 @@ def unpack(
     from engramctl.cli.output import kept
     from engramctl.repair_values import of_name
 
+    _refuse_sibling(file, profile, f"repack {file} --dialect hf -o DIR makes it a checkpoint again")
     size = file.stat().st_size if file.is_file() else 0
     with report.progress(size, output.name, quiet or json) as advance, kept(output):
         made = back.write(file, output, of_name(profile), resume, force, advance)

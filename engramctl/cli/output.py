@@ -52,13 +52,20 @@ def refuse_both(json_wanted: bool, output: Path | None) -> None:
 
 @contextmanager
 def kept(output: Path | None) -> Iterator[None]:
-    """An interruption says what it leaves and how to go on."""
+    """An interruption says what it leaves of an output, and how to go on."""
+    partial = None if output is None else output.with_name(output.name + ".partial")
+    with left_behind(partial, "is kept, and --resume goes on"):
+        yield
+
+
+@contextmanager
+def left_behind(path: Path | None, words: str) -> Iterator[None]:
+    """An interruption says of a file that is there then: PATH and the words."""
     from engramctl.cli import edge
 
     try:
         yield
     except (KeyboardInterrupt, edge.Terminated) as stop:
-        partial = None if output is None else output.with_name(output.name + ".partial")
-        if partial is not None and partial.exists():
-            stop.args = (f"{partial} is kept, and --resume goes on",)
+        if path is not None and path.exists():
+            stop.args = (f"{path} {words}",)
         raise

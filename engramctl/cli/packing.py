@@ -42,6 +42,7 @@ def packing(
     from engramctl import maps, profiles, report, rowsets, siblings
     from engramctl.cli import edge
     from engramctl.cli.inputs import label
+    from engramctl.cli.output import left_behind
     from engramctl.errors import EngramctlError
     from engramctl.verify import packing as check
     from engramctl.verify.sides import open_side
@@ -56,7 +57,7 @@ def packing(
     if siblings.profile_of(source, profile) is not None:
         from engramctl.siblings import checking
 
-        checking.expect_whole({"--digest": digest, "--resume": resume, "--layer": layer})
+        checking.expect_whole({"--digest": digest, "--resume": resume, "--layer": layer, "--token-map": token_map})
         ranges = None if rows is None else rowsets.parse(rows, "--rows")
         found = checking.packing(source, made, profile, ranges, None if sample is None else (sample, seed))
         report.check("check-packing", f"check packing {label(made)}", found, json)
@@ -69,6 +70,7 @@ def packing(
         want, have = (open_side(stack, path, known, profile, maps.given(token_map)) for path in (source, made))
         total = check.bytes_to_read(want, have, asked)
         advance = stack.enter_context(report.progress(total, made.name, quiet or json))
+        stack.enter_context(left_behind(resume, "keeps the progress, and the same command goes on"))
         result = check.check(want, have, known, asked, advance)
     report.check("check-packing", f"check packing {label(made)}", result, json)
     raise typer.Exit(edge.OK if result.ok else edge.DIFFERS)

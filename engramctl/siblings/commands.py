@@ -75,7 +75,8 @@ def refuse(options: Mapping[str, object], expected: str, found: str) -> None:
 
 def _back(asked: Asked, source: PleContainer) -> str:
     if asked.dialect != unpack.DIALECT:
-        raise EngramctlError("--dialect", f"{unpack.DIALECT}: what a container is made back into", f"{asked.dialect}")
+        what = f"{unpack.DIALECT}: what a container is made back into"
+        raise EngramctlError("--dialect", what, asked.dialect or "none")
     given = {"--dry-run": asked.dry_run or asked.output is None, "--resume": asked.resume, "--digest": asked.digest}
     given |= {"--kv-type": asked.kv_type, "--break-lock": asked.break_lock}
     refuse(given, "a conversion into a container", "one back into a checkpoint")

@@ -79,7 +79,7 @@ def dialect_named(name: str | None) -> PleDialect:
 def require_ple(source: Opened) -> None:
     """Refuse, by name, the models that no container is known for."""
     if source.profile.storage.layout != "shards":
-        found = f"profile {source.profile.name}, of which no container is known"
+        found = f"profile {source.profile.name}, for which no container is defined here"
         raise EngramctlError("repack", "deepseek-v4.1-flash or qwen3.8-flash-next", found)
     if len(source.sizes.layers) != 1:
         raise EngramctlError(str(source.path), "one layer, which is all that these dialects hold", "several")

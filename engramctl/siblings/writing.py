@@ -56,8 +56,10 @@ def write(made: Plan, output: Path, options: Options | None = None) -> str | Non
     """
     options = options or Options()
     every = slices.whole(made.source.sizes)
-    for path in _sources(made):
-        if output.exists() and output.samefile(path):
+    home = made.source.path
+    beside = sorted(home.iterdir()) if home.is_dir() else [home]
+    for path in (*beside, *_sources(made)):
+        if output.exists() and path.exists() and output.samefile(path):
             raise FormatError(output, None, "an output that is no file of the checkpoint", f"its {path.name}")
     if not options.resume:
         disk.refuse_existing(output, options.force)

@@ -69,7 +69,7 @@ def check(
 
     `given` is the token map that will be used where the checkpoint has no tokenizer.
     """
-    kinds.refuse_other(path, "a checkpoint folder or a safetensors file")
+    kinds.refuse_other(path, kinds.CHECKPOINT)
     result = Result(Coverage("rows", 0, 0, not all_rows))
     _, config = read_config(path)
     sizes = _sizes(path, config, profile, profile_named, result)

@@ -17,8 +17,8 @@ Differs = NDArray[np.bool_]  # [T, l, C]
 
 
 def facts(search: Search, layers: Sequence[int]) -> list[str]:
-    """What is common to the row numbers that differ, sequence by sequence."""
-    made = []
+    """What is common to the row numbers that differ; of several sequences each fact once, with those that it is of."""
+    made: dict[str, list[str]] = {}  # the names of the sequences by fact
     for part in search.parts:
         differs = (part.seen.rows != part.right) & part.seen.wanted[:, None, None]
         if differs.any():
@@ -29,12 +29,24 @@ def facts(search: Search, layers: Sequence[int]) -> list[str]:
                 *_numbers(differs, search.plan, part),
                 *_ids(differs, search.plan, part, layers),
             ]
-            made += [f"sequence {part.name}: {fact}" if part.name else fact for fact in found]
-    return made
+            for fact in found:
+                made.setdefault(fact, []).append(part.name)
+    return [_of(names, len(search.parts)) + fact for fact, names in made.items()]
+
+
+def _of(names: Sequence[str], count: int) -> str:
+    """Of which of `count` sequences a fact is, as words before it."""
+    if names[0] == "":
+        return ""
+    if len(names) == count > 1:
+        return f"all {count} sequences: "
+    return f"sequence{'s' if len(names) > 1 else ''} {', '.join(names)}: "
 
 
 def _layers(differs: Differs, layers: Sequence[int]) -> Iterator[str]:
     counts = differs.any(axis=2).sum(axis=0).tolist()
+    if set(counts) == {len(differs)}:
+        return  # every position differs, which is said by itself
     yield "; ".join(f"layer {layer}: {n} of {len(differs)} positions" for layer, n in zip(layers, counts, strict=True))
 
 
