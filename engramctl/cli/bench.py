@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engramctl.cli.options import Json, Kernel, KernelName, Layer, Quiet, Threads
+from engramctl.cli.options import Json, Kernel, KernelName, Layer, Pin, Quiet, Threads
 
 
 def bench(
@@ -26,6 +26,7 @@ def bench(
     ] = None,
     kernel: Kernel = KernelName.auto,
     threads: Threads = None,
+    pin: Pin = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -40,6 +41,8 @@ def bench(
 
     if threads is not None:
         pool.use(threads)
+    if pin:
+        pool.pin()
     groups = tuple(name for name in (only or "").split(",") if name)
     say = (lambda line: None) if quiet or json else edge.say
     facts = measure.run(source, layer, groups, quick, folder, say, kernel.value)

@@ -21,6 +21,7 @@ Layer = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", metavar="N", min=1, envvar="ENGRAMCTL_THREADS", help="Threads to use.")
 ]
+Pin = Annotated[bool, typer.Option("--pin", help="Keep threads on physical cores, a package a layer; Linux only.")]
 TokenMap = Annotated[
     Path | None, typer.Option("--token-map", metavar="FILE", help="The token map to use, in any form.")
 ]

@@ -25,6 +25,7 @@ from engramctl.cli.options import (
     Mask,
     MaskFile,
     Output,
+    Pin,
     Quiet,
     RoundHidden,
     Text,
@@ -88,6 +89,7 @@ def run(
     token_map: TokenMap = None,
     profile: OptionalProfile = None,
     threads: Threads = None,
+    pin: Pin = False,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -114,6 +116,8 @@ def run(
     if activation is ActivationName.official and engine is EngineName.fast:
         raise EngramctlError("--activation official", "--engine reference", "--engine fast")
     chosen = engine or (EngineName.reference if activation is ActivationName.official else EngineName.fast)
+    if pin and chosen is EngineName.reference:
+        raise EngramctlError("--pin", "--engine fast, whose threads it keeps", "--engine reference")
     if kernel is not KernelName.auto:
         from engramctl import fast
 
@@ -128,7 +132,7 @@ def run(
             from engramctl.siblings import commands
             from engramctl.siblings import run as siblings
 
-            others: dict[str, object] = {"--times": times, "--json": json, "--round-hidden": round_hidden}
+            others: dict[str, object] = {"--times": times, "--json": json, "--round-hidden": round_hidden, "--pin": pin}
             others |= {"--activation": activation is not ActivationName.plain}
             commands.refuse(others, "deepseek-v4.1-flash, whose pipeline has it", "another model")
             asked = siblings.Asked(at, hidden, "out" if stop_at is None else stop_at.value, chosen.value, threads)
@@ -138,6 +142,8 @@ def run(
             if stop_at not in (StopAt.rows, StopAt.values) and not quiet:
                 edge.say("computed in float64 from the stored weights and rounded once, to F32: a truth, not an engine")
             return
+        if pin:
+            pool.pin(opened.sizes.layers.index(at))
         states = None
         if stop_at in (None, StopAt.gate):
             if hidden is None:

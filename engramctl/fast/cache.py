@@ -7,6 +7,7 @@ are not used: their default layers abort the process when two threads call at on
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -139,11 +140,20 @@ class _Threads:
 
     def get(self) -> ThreadPoolExecutor:
         with self.lock:
-            self.pool = self.pool or ThreadPoolExecutor(self.count, "engramctl")
+            if self.pool is None:
+                places = iter(threads.places())
+                self.pool = ThreadPoolExecutor(self.count, "engramctl", lambda: _stay(next(places, None)))
             return self.pool
 
     def forget(self) -> None:
         self.pool, self.lock = None, threading.Lock()
+
+
+def _stay(place: int | None) -> None:
+    """This thread on that processor, from now on. One taken from us meanwhile is no reason to fail."""
+    if place is not None:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {place})
 
 
 _threads = _Threads()
@@ -165,7 +175,9 @@ def in_parts(run: Kernel, count: int, least: int, *arguments: Argument) -> None:
         return
     edges = list(itertools.pairwise(count * i // parts for i in range(parts + 1)))
     run.ready()
-    waiting = [_threads.get().submit(run, first, last, *arguments) for first, last in edges[1:]]
-    run(*edges[0], *arguments)
+    here = 0 if threads.places() else 1  # the caller takes a part too, unless all belong where they are pinned
+    waiting = [_threads.get().submit(run, first, last, *arguments) for first, last in edges[here:]]
+    for first, last in edges[:here]:
+        run(first, last, *arguments)
     for part in waiting:
         part.result()
