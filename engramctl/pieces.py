@@ -83,7 +83,7 @@ def write(
     The `sources` are what the pieces are made of: none of them is written over.
     """
     partial, journal = (output.with_name(output.name + ending) for ending in (".partial", ".journal"))
-    _refuse_sources((output, partial, journal), sources)
+    room.refuse_sources((output, partial, journal), sources)
     disk.refuse_existing(output, force)
     if partial.exists():
         with WriteFile.open(partial) as left:
@@ -114,20 +114,6 @@ def write(
             raise
     disk.publish(partial, output, force)
     disk.remove(journal)
-
-
-def files_of(path: Path) -> list[Path]:
-    """A checkpoint's or a container's own files: all of a folder, or the one."""
-    return sorted(path.iterdir()) if path.is_dir() else [path]
-
-
-def _refuse_sources(written: Sequence[Path], sources: Iterable[Path]) -> None:
-    """By whichever name or link."""
-    there = [path for path in written if path.exists()]
-    for source in sources if there else ():
-        for path in there:
-            if source.exists() and path.samefile(source):
-                raise FormatError(path, None, "an output that is none of its own sources", f"{source.name}")
 
 
 def _take(file: WriteFile, partial: Path) -> None:

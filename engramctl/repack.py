@@ -75,7 +75,7 @@ def run(made: Plan, output: Path, options: Options) -> Written:
     journal, which `resume` takes up.
     """
     every = whole(made.source.sizes)
-    _refuse_own_source(made, output)
+    room.refuse_sources([output], [made.source.path, *(tensor.path for tensor in made.source.tensors.values())])
     one = _Run(made, output, options.part or every, options, made.identity())
     if options.digest == "sha256" and not one.part.whole:
         hint = "--merge can tell it; --digest tree works for parts"
@@ -88,15 +88,6 @@ def run(made: Plan, output: Path, options: Options) -> Written:
             workspace.refuse_leftovers(output, one.part, resume=False)
     with workspace.only_one(output, one.part, every, options.break_lock):
         return one.run(every)
-
-
-def _refuse_own_source(made: Plan, output: Path) -> None:
-    """The output is none of the checkpoint's own files, whatever they are called and however they are linked."""
-    folder = made.source.path
-    beside = folder.iterdir() if folder.is_dir() else [folder]
-    for path in {*beside, *(tensor.path for tensor in made.source.tensors.values())}:
-        if output.exists() and path.exists() and output.samefile(path):
-            raise FormatError(output, None, "an output that is no file of the checkpoint", f"its {path.name}")
 
 
 @dataclass

@@ -42,7 +42,7 @@ def identity(source: CheckpointSource, dialect: Dialect, **more: Any) -> dict[st
 
 def files_of(source: CheckpointSource) -> list[Path]:
     """What is read, or lies beside it in the checkpoint's folder."""
-    return [*pieces.files_of(source.path), *sorted({tensor.path for tensor in source.tensors.values()})]
+    return [source.path, *sorted({tensor.path for tensor in source.tensors.values()})]
 
 
 def infos(source: CheckpointSource, dialect: Dialect, kv_type: KvType) -> Infos:

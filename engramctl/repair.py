@@ -50,7 +50,7 @@ def to_file(
     every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
     who, needed = pieces.identity(header, made.head), pieces.bytes_of(header, output)
     origin = Path(made.truth.origin)  # of a profile there is no such file
-    sources = [header.path, *gguf_split.beside(header.path), *gguf_split.beside(origin), *pieces.files_of(origin)]
+    sources = [header.path, *gguf_split.beside(header.path), *gguf_split.beside(origin), origin]
     pieces.write(output, size, needed, every, who, sources, resume, force, progress)
     return ways[-1]
 

@@ -1,7 +1,8 @@
-"""Where an output goes: a folder that is there, and room in it, before anything is begun."""
+"""Where an output goes: over none of its sources, into a folder with room for it, before anything is begun."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from engramctl.errors import EngramctlError
@@ -9,6 +10,21 @@ from formats import disk
 from formats.errors import FormatError
 
 SPARE_BYTES = 16 << 20  # left free on the disk for the file system's own needs
+
+
+def files_of(path: Path) -> list[Path]:
+    """A checkpoint's or a container's own files: all of a folder, or the one."""
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def refuse_sources(written: Iterable[Path], sources: Iterable[Path]) -> None:
+    """Refuse to write what is read, by whichever name or link; a folder is all of its files."""
+    there = [path for path in written if path.exists()]
+    for source in sources if there else ():
+        for file in files_of(source):
+            for path in there:
+                if file.exists() and path.samefile(file):
+                    raise FormatError(path, None, "an output that is none of its own sources", file.name)
 
 
 def require_folder(folder: Path) -> None:

@@ -296,7 +296,7 @@ def test_no_file_of_the_checkpoint_is_written_over(cli: Cli, tmp_path: Path, nam
     (tmp_path / "link.gguf").symlink_to(tmp_path / "ckpt" / name)
     for output in (tmp_path / "ckpt" / name, tmp_path / "link.gguf"):
         refusal = cli.refused(tmp_path, "repack", tmp_path / "ckpt", "-o", output, "--force")
-        assert refusal.expected == "an output that is no file of the checkpoint"
+        assert refusal.expected == "an output that is none of its own sources"
 
 
 def cuts(data: bytes) -> Iterator[bytes]:

@@ -482,4 +482,4 @@ def test_the_output_is_never_a_file_of_the_checkpoint(cli: Cli, tmp_path: Path, 
     (tmp_path / "hard.gguf").hardlink_to(folder / "model.safetensors")
     output = tmp_path / name if name == "hard.gguf" else folder / name
     words = ("repack", folder, "-o", output, "--token-map", token_map_of(folder), "--force")
-    assert cli.refused(tmp_path, *words).expected == "an output that is no file of the checkpoint"
+    assert cli.refused(tmp_path, *words).expected == "an output that is none of its own sources"

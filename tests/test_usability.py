@@ -287,3 +287,19 @@ def test_kinds_are_only_said_where_they_are_sure(tmp_path: Path) -> None:
     assert kinds.name(tmp_path / "z") == "a text file"
     with pytest.raises(FormatError):
         vocabulary.load_tokenizer(tmp_path / "y")
+
+
+@pytest.mark.parametrize("command", ["lookup", "run", "map", "params"])
+def test_nothing_is_written_over_what_it_is_read_from(cli: Cli, container: Path, tmp_path: Path, command: str) -> None:
+    path = tmp_path / "engram.gguf"
+    path.write_bytes(container.read_bytes())
+    (tmp_path / "link").symlink_to(path)
+    words = {
+        "lookup": ("--layer", 1, "--rows", "5"),
+        "run": ("--layer", 1, "--ids", "5", "--stop-at", "rows"),
+        "map": ("--allow-mismatch",),
+        "params": (),
+    }[command]
+    for output in (path, tmp_path / "link"):
+        refusal = cli.refused(tmp_path, command, path, *words, "-o", output, "--force")
+        assert refusal.expected == "an output that is none of its own sources"

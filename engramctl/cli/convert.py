@@ -70,10 +70,11 @@ def make_map(
     from engramctl import maps, report
     from engramctl.checkpoint import profile_of
     from engramctl.cli import edge
-    from engramctl.cli.output import emit, refuse_both, refuse_existing
+    from engramctl.cli.output import emit, refuse_both, refuse_existing, refuse_source
     from formats import token_map
 
     refuse_both(json, output)
+    refuse_source(output, source)
     if output == STDIN:
         refuse_existing(output, force, binary=to is not MapForm.json)
     known = profile_of(source, profile)
@@ -136,8 +137,9 @@ def params(
 
     from engramctl import constants, params_code, params_file, profiles
     from engramctl.cli import edge
-    from engramctl.cli.output import emit, refuse_existing
+    from engramctl.cli.output import emit, refuse_existing, refuse_source
 
+    refuse_source(output, source)
     if output == STDIN:
         refuse_existing(output, force, binary=to is ParamsForm.npz)
     found = constants.read(source, profile, token_map)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engramctl import room
 from engramctl.cli.options import STDIN
 from engramctl.errors import EngramctlError
 from formats import disk
@@ -25,6 +26,12 @@ def emit(path: Path, chunks: Iterable[bytes], force: bool) -> None:
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
+
+
+def refuse_source(output: Path | None, source: Path | None) -> None:
+    """Before the work: nothing is written over what it is made from."""
+    if output is not None and source is not None and STDIN not in (output, source):
+        room.refuse_sources([output], [source])
 
 
 def refuse_existing(path: Path, force: bool, binary: bool = False) -> None:

@@ -102,11 +102,12 @@ def run(
     from engramctl import threads as pool
     from engramctl.ahead import Times
     from engramctl.cli import edge, inputs, placing
-    from engramctl.cli.output import emit, npy, refuse_both, refuse_existing
+    from engramctl.cli.output import emit, npy, refuse_both, refuse_existing, refuse_source
     from engramctl.errors import EngramctlError
     from engramctl.source import V41_ROWS, open_source, the_layer
 
     refuse_both(json, output)
+    refuse_source(output, source)
     refuse_existing(output, force, binary=True)
     if shard is not None and stop_at not in (StopAt.rows, StopAt.values):
         what = "--stop-at values: parts of values add up, their projections do not"

@@ -151,10 +151,11 @@ def lookup(
     from engramctl import siblings
     from engramctl import threads as pool
     from engramctl.cli import inputs, placing
-    from engramctl.cli.output import emit, npy, refuse_existing
+    from engramctl.cli.output import emit, npy, refuse_existing, refuse_source
     from engramctl.source import open_source, the_layer
     from engramctl.tables import open_tables
 
+    refuse_source(output, source)
     refuse_existing(output, force, binary=True)
     if threads is not None:
         pool.use(threads)

@@ -56,11 +56,7 @@ def write(made: Plan, output: Path, options: Options | None = None) -> str | Non
     """
     options = options or Options()
     every = slices.whole(made.source.sizes)
-    home = made.source.path
-    beside = sorted(home.iterdir()) if home.is_dir() else [home]
-    for path in (*beside, *_sources(made)):
-        if output.exists() and path.exists() and output.samefile(path):
-            raise FormatError(output, None, "an output that is no file of the checkpoint", f"its {path.name}")
+    room.refuse_sources([output], [made.source.path, *_sources(made)])
     if not options.resume:
         disk.refuse_existing(output, options.force)
         if not options.force:
