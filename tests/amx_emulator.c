@@ -28,9 +28,10 @@ static struct sigaction before;
 
 static Machine *mine(void) {
     long self = syscall(SYS_gettid);
-    for (int i = 0; i < THREADS; i++) {
-        long none = 0;
+    for (int i = 0; i < THREADS; i++)
         if (__atomic_load_n(&machines[i].thread, __ATOMIC_ACQUIRE) == self) return &machines[i];
+    for (int i = 0; i < THREADS; i++) { /* only then a free one: there may be one before its own */
+        long none = 0;
         if (__atomic_compare_exchange_n(&machines[i].thread, &none, self, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
             return &machines[i];
     }
