@@ -14,7 +14,7 @@ the disk had nothing yet. The journal is only ever appended to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -29,6 +29,7 @@ from formats.tree_digest import DIGEST_BYTES
 
 Point = tuple[int, int]  # tensor number, row of it: everything of the slice before is durable
 START: Point = (0, 0)
+MOST_LEAVES = 1 << 22  # in one file: digests of 4.5 TB of rows; a count of more is none of ours
 Leaves = dict[int, dict[int, bytes]]  # by tensor number and block
 
 
@@ -106,6 +107,7 @@ class Said:
         self.first, self.last = rows
         self.point, self.finished, self.end = START, False, 0
         self.leaves: Leaves = {}
+        self._room = MOST_LEAVES
 
     def require_plan(self, now: Identity) -> None:
         identity.require_same(f"{self.path}: the journal's plan", self.plan, now, CHANGED)
@@ -136,10 +138,10 @@ class Said:
         self.point = (done[0], done[1])
         try:
             for tensor, block, digests in line.get("leaves", []):
-                known = self.leaves.setdefault(int(tensor), {})
-                for digest in unpacked(digests):
-                    known[block] = digest
-                    block += 1
+                known = self.leaves.setdefault(_natural(tensor), {})
+                for number, digest in enumerate(unpacked(digests, self._room), _natural(block)):
+                    known[number] = digest
+                    self._room -= 1
         except (TypeError, ValueError, AttributeError):
             raise FormatError(self.path, where, "leaves of a digest", "something else") from None
 
@@ -167,6 +169,13 @@ def _is_pair(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and len(value) == 2 and all(type(x) is int and x >= 0 for x in value)
 
 
+def _natural(value: object) -> int:
+    """A number of a tensor, a layer or a block: nothing that merely becomes one."""
+    if type(value) is not int or value < 0:
+        raise ValueError(value)
+    return value
+
+
 def packed(leaves: Leaves) -> Iterable[list[Any]]:
     """Runs of neighbouring blocks; equal digests in a row, such as those of holes, are written once."""
     for tensor, known in leaves.items():
@@ -180,11 +189,12 @@ def packed(leaves: Leaves) -> Iterable[list[Any]]:
             yield [tensor, members[0], " ".join(words)]
 
 
-def unpacked(digests: str) -> Iterable[bytes]:
+def unpacked(digests: str, most: int = MOST_LEAVES) -> Iterable[bytes]:
+    """`packed`'s words; `ValueError` before more than `most` of them have come."""
     for word in digests.split():
-        digest, _, count = word.partition("*")
-        raw = bytes.fromhex(digest)
-        if len(raw) != DIGEST_BYTES:
-            raise ValueError(digest)
-        for _ in range(int(count or 1)):
-            yield raw
+        digest, star, times = word.partition("*")
+        raw, count = bytes.fromhex(digest), int(times) if star else 1
+        if len(raw) != DIGEST_BYTES or not 1 <= count <= most:
+            raise ValueError(word)
+        most -= count
+        yield from repeat(raw, count)

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,12 +66,22 @@ def _take(path: Path, break_lock: bool) -> WriteFile:
                 return file
             continue
         try:
+            _refuse_other(path)
             file = WriteFile.open(path)
         except FileNotFoundError:
             continue
         if _lock(file, path, break_lock):
             return file
     raise EngramctlError(str(path), "a lock that can be taken", "one that others keep taking")
+
+
+def _refuse_other(path: Path) -> None:
+    """A lock is written over and goes in the end: neither a link's target nor a file of more than words is one."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise FormatError(path, None, "a lock", "a link")
+    if stat.S_ISREG(status.st_mode) and status.st_size > MOST_BYTES:
+        raise FormatError(path, None, f"a lock of at most {MOST_BYTES} bytes", f"{status.st_size}")
 
 
 def _lock(file: WriteFile, path: Path, break_lock: bool) -> bool:
@@ -206,12 +217,12 @@ def _stat(pid: int) -> list[str]:
 
 def _words(holder: Holder) -> str:
     since = holder.get("since")
-    age = f" for {_span(time.time() - since)}" if isinstance(since, (int, float)) else ""
+    age = f" for {_span(int(time.time()) - since)}" if type(since) is int else ""
     return f"process {holder.get('pid', '?')} on host {holder.get('host', '?')}{age}"
 
 
-def _span(seconds: float) -> str:
-    minutes = max(int(seconds), 0) // 60
+def _span(seconds: int) -> str:
+    minutes = max(seconds, 0) // 60
     if minutes < 1:
-        return f"{max(int(seconds), 0)} s"
+        return f"{max(seconds, 0)} s"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -150,10 +150,24 @@ def _done(partial: Path, journal: Path, identity: dict[str, Any], resume: bool, 
         return None
     if not resume:
         raise EngramctlError(str(partial), "no unfinished output", "one", BOTH_WAYS)
-    lines = journal_file.head(journal, 2) if journal.exists() and partial.exists() else []
+    lines = journal_file.head(journal, 2) if journal.exists() else []
+    if lines:
+        identities.require_begun(journal, lines[0], identity, "others", CHANGED)
+    elif not _is_torn(partial, journal, identity):
+        raise EngramctlError(str(journal), "the journal of the unfinished output", "none that says what it is", CHANGED)
     done = lines[1].get("done") if len(lines) > 1 else None
-    if type(done) is not int or done < 0:
+    if type(done) is not int or done < 0 or not partial.exists():
         disk.remove(partial, journal)  # it ended before its journal was whole: nothing was done yet
         return None
-    identities.require_begun(journal, lines[0], identity, "others", CHANGED)
     return done
+
+
+def _is_torn(partial: Path, journal: Path, identity: dict[str, Any]) -> bool:
+    """Did a run end before its first line was whole? Then `.partial` is empty, and what there is begins that line."""
+    if partial.exists() and disk.system.status(partial).st_size:
+        return False
+    if not journal.exists():
+        return True
+    line = journal_file.line(identity)
+    with ReadFile.open(journal) as file:
+        return file.size <= len(line) << 1 and line.startswith(file.read(0, file.size, "journal").rstrip(b"\0"))

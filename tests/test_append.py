@@ -259,6 +259,24 @@ def test_a_copys_journal_is_not_believed(
     assert (tmp_path / "out.gguf").read_bytes() == whole.read_bytes()
 
 
+def test_another_conversions_unfinished_work_is_not_resumed_away(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    """Both kinds of conversion call their files NAME.partial and NAME.journal."""
+    output = tmp_path / "out.gguf"
+    partial, journal = tmp_path / "out.gguf.partial", tmp_path / "out.gguf.journal"
+    plan = b'{"plan":{"version":"0.1.0"},"slice":[0,9],"mark":"x"}\n{"done":[6,9]}\n'
+    for data, said in ((b"work of hours", plan), (b"work of hours", None), (b"", b"a diary\n"), (None, b"a diary\n")):
+        for path, content in ((partial, data), (journal, said)):
+            path.unlink(missing_ok=True)
+            if content is not None:
+                path.write_bytes(content)
+        refusal = cli.refused(tmp_path, "repack", tiny, "--dialect", "split-i8", "-o", output, "--resume")
+        assert refusal.where == str(journal)
+        assert "--force" in refusal.hint
+    journal.write_bytes(bytes(20))  # of a crash: nothing is lost with it
+    cli.ok("repack", tiny, "--dialect", "split-i8", "-o", output, "--resume")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+
+
 def test_a_pipe_is_not_waited_for(cli: Cli, tiny: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

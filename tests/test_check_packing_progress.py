@@ -112,6 +112,13 @@ def test_progress_of_other_files_is_refused_by_name(
     assert str(other) in refusal.where + refusal.found + refusal.expected or "size of" in refusal.where
     refusal = cli.refused(tmp_path, "check", "packing", tiny, container, "--resume", kept, "--layer", 1)
     assert refusal.where.endswith(": layer")
+    changes = '"point":[1,', '"point":[14,', '"point":[1e999,', '"point":["x",'
+    written = kept.read_text()
+    assert changes[0] in written
+    for change in changes[1:]:
+        kept.write_text(written.replace(changes[0], change))
+        refusal = cli.refused(tmp_path, "check", "packing", tiny, container, "--resume", kept)
+        assert (refusal.where, refusal.expected) == (str(kept), "the progress of a check, as it was written")
     kept.write_text("{}")
     assert cli.refused(tmp_path, "check", "packing", tiny, container, "--resume", kept).where == str(kept)
 

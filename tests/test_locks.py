@@ -28,7 +28,7 @@ def boot() -> str:
 
 def write_lock(path: Path, **changed: Any) -> None:  # noqa: ANN401
     """A lock as another process would have left it."""
-    words = {"host": HERE, "pid": 1, "boot": boot(), "started": None, "since": time.time() - 3 * 3600 - 61}
+    words = {"host": HERE, "pid": 1, "boot": boot(), "started": None, "since": int(time.time()) - 3 * 3600 - 61}
     path.write_text(json.dumps(words | changed))
 
 
@@ -88,10 +88,28 @@ def test_a_killed_process_that_its_parent_has_not_reaped_holds_nothing(locked: L
         locked.runs()
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"host": 5}', b'{"pid": "x"}', b"\xff" * 5000])
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"host": 5}', b'{"pid": "x"}', b"\xff" * 4096])
 def test_a_lock_that_says_nothing_holds_nothing(locked: Locked, text: bytes) -> None:
     locked.lock.write_bytes(text)
     locked.runs()
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",), ("--force",), ("--break-lock",)])
+@pytest.mark.parametrize("linked", [True, False])
+def test_what_is_no_lock_is_not_written_over(locked: Locked, linked: bool, more: tuple[str, ...]) -> None:
+    other = locked.folder.parent / "other" if linked else locked.lock
+    other.write_bytes(b"x" * 5000)
+    if linked:
+        locked.lock.symlink_to(other)
+    refusal = locked.refused(*more)
+    assert (refusal.where, refusal.found) == (str(locked.lock), "a link" if linked else "5000")
+    assert other.read_bytes() == b"x" * 5000
+
+
+@pytest.mark.parametrize("since", ["1e999", "-1e999", "NaN", "9" * 400, '"x"', "true", "1.5"])
+def test_a_lock_with_an_odd_time_is_refused_without_it(locked: Locked, since: str) -> None:
+    locked.lock.write_text(f'{{"host": "node17", "pid": 5, "since": {since}}}')
+    assert locked.refused().found.startswith("process 5 on host node17")
 
 
 def test_another_host_keeps_its_lock_until_it_is_broken(locked: Locked, dead: int) -> None:

@@ -85,6 +85,24 @@ def test_what_is_finished_already_is_said_and_left_alone(shared: Shared, more: t
     assert shared.output.stat().st_ino == before.st_ino
 
 
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        f'[[6,0,"{"ab" * 32}*{2**60}"]]',
+        f'[[6,0,"{"ab" * 32}*0"]]',
+        f'[[6,0,"{"ab" * 32}*{2**22} {"ab" * 32}*{2**22}"]]',
+        *(f'[[{tensor},{block},"{"ab" * 32}"]]' for tensor, block in (("1e999", 0), ("NaN", 0), (-1, 0), (6, "0.5"))),
+    ],
+)
+def test_leaves_that_nobody_wrote_are_refused_at_once(shared: Shared, leaves: str) -> None:
+    shared.part("--part", "1/2", "--digest", "tree")
+    journal = next(path for path in shared.folder.iterdir() if path.suffix == ".journal")
+    journal.write_text(journal.read_text().replace('{"finished"', f'{{"done":[99,0],"leaves":{leaves}}}\n{{"finished"'))
+    refused = shared.refused("--part", "1/2", "--resume")
+    assert refused.startswith(f"{journal} at line ")
+    assert "leaves of a digest" in refused
+
+
 @pytest.mark.parametrize("more", [("--resume",), ("--part", "1/2", "--resume"), ("--merge", "--resume"), ("--merge",)])
 def test_another_file_is_not_taken_for_the_finished_one(shared: Shared, more: tuple[str, ...]) -> None:
     shared.output.write_bytes(shared.expected[:-1])

@@ -17,6 +17,7 @@ from formats import disk
 from formats.disk import ReadFile
 
 START_BYTES = 1 << 20  # of each file: its header lies there
+DIGEST = "sha256"  # of all else in it: an edited point would be rows that nobody compares
 HINT = "remove that file to check from the start"
 
 
@@ -43,7 +44,7 @@ class Progress:
             "notes": result.notes,
             "leaves": list(packed(self.leaves)),
         }
-        disk.write_whole(self.path, [journal_file.line(state)], force=True)
+        disk.write_whole(self.path, [journal_file.line(state | {DIGEST: _digest(state)})], force=True)
 
     def forget(self) -> None:
         if self.path is not None:
@@ -59,6 +60,8 @@ def resume(path: Path | None, plan: dict[str, Any], result: Result) -> Progress:
         data = journal_file.read(file, "progress")
     try:
         state = json.loads(data)
+        if state.pop(DIGEST) != _digest(state):
+            raise ValueError(DIGEST)
         before = dict(state["plan"])
         now.layer, now.row, now.unread = state["point"]
         result.total, result.coverage.checked, result.coverage.of = state["counts"]
@@ -66,10 +69,14 @@ def resume(path: Path | None, plan: dict[str, Any], result: Result) -> Progress:
         result.notes += [str(note) for note in state["notes"]]
         for layer, block, digests in state["leaves"]:
             now.leaves[int(layer)] = dict(enumerate(unpacked(digests), int(block)))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise EngramctlError(str(path), "the progress of a check", "something else", HINT) from None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        raise EngramctlError(str(path), "the progress of a check, as it was written", "something else", HINT) from None
     identity.require_same(path, before, plan, HINT)
     return now
+
+
+def _digest(state: dict[str, Any]) -> str:
+    return hashlib.sha256(journal_file.line(state)).hexdigest()
 
 
 def plan_of(tables: list[Table], asked: dict[str, Any]) -> dict[str, Any]:
