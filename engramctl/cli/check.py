@@ -11,6 +11,7 @@ from engramctl.cli import check_dumps, edge, packing, quick
 from engramctl.cli.check_dumps import DEFAULT
 from engramctl.cli.options import Json, MapTokenizer, MaybeProfile, Profile, Quiet, TokenMap
 from engramctl.cli.verdict import verdict
+from engramctl.errors import EngramctlError
 
 HELP = "Verify maps, constants, rows, values, projections, gates and files, each against an independent expectation."
 app = typer.Typer(cls=quick.Group, rich_markup_mode=None, no_args_is_help=False, help=HELP, epilog=edge.EXITS)
@@ -107,6 +108,8 @@ def file_(
     from engramctl.siblings import checking
     from engramctl.verify import container
 
+    if file.is_dir():
+        raise EngramctlError(str(file), "a container", "a folder", f"check source {file} judges a checkpoint")
     sibling = checking.file(file, loader or "ds4")
     verdict("file", file, sibling or container.check(file, profiles.load(profile), loader, release), json)
 
@@ -127,10 +130,11 @@ def source_(
     quiet: Quiet = False,
 ) -> None:
     """Hold a checkpoint's shards, index, config and tensors against each other, the profile and published digests."""
-    from engramctl import maps, profiles, report
+    from engramctl import kinds, maps, profiles, report
     from engramctl.siblings import checking
     from engramctl.verify import checkpoint as check
 
+    kinds.refuse_other(checkpoint, kinds.CHECKPOINT, hint=f"check file {checkpoint} judges a container")
     sibling = checking.source(checkpoint, profile, sample, seed, all_rows)
     if sibling is not None:
         verdict("source", checkpoint, sibling, json)

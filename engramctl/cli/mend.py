@@ -57,7 +57,8 @@ def repair(
     ways = [name for name, given in (("-o", output), ("--in-place", in_place), ("--dry-run", dry_run)) if given]
     if undo or (resume and output is None):
         if ways or source or to_dialect or (resume and undo):
-            raise EngramctlError("--resume", "no other option that says what to do", "several")
+            way = "--resume" if resume else "--undo"
+            raise EngramctlError(way, "no other option that says what to do: the journal knows", "another one")
         with mend.alone(file):
             done = mend.resume(file) if resume else mend.undo(file)
         if json:

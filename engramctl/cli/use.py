@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from enum import StrEnum
@@ -116,6 +117,8 @@ def hash_(
         return
     if files and ids_file is not None:
         raise EngramctlError("token ids", "exactly one input", "a file and --ids-file")
+    if files and not files[0].exists() and re.fullmatch(r"-?\d[\d,-]*", str(files[0])):
+        raise EngramctlError(str(files[0]), "a file", "nothing there", f"--ids {files[0]} takes token ids")
     ids_file = files[0] if files else ids_file
     home = params if params is not None and params.is_dir() else None
     space = found.rule.id_space
