@@ -49,14 +49,15 @@ def name(path: Path) -> str | None:
     return "a text file" if head and _is_text(head) else None
 
 
-def refuse_other(path: Path, expected: str, allowed: tuple[str, ...] = ()) -> None:
-    """Refuse a file that is surely of another kind than what is expected, by its own kind's name."""
+def refuse_other(path: Path, expected: str, allowed: tuple[str, ...] = (), hint: str | None = None) -> None:
+    """Refuse a file that is surely of another kind than what is expected, by its own kind's name; `hint` is the way on
+    from a container where a checkpoint is expected."""
     kind = name(path)
     if kind is not None and kind not in allowed:
-        hint = "repack --resume finishes it" if kind == UNFINISHED else None
+        on = "repack --resume finishes it" if kind == UNFINISHED else None
         if kind == GGUF and expected == CHECKPOINT:
-            hint = f"unpack {path} -o DIR makes a checkpoint of it"
-        raise EngramctlError(str(path), expected, kind, hint)
+            on = hint or f"unpack {path} -o DIR makes a checkpoint of it"
+        raise EngramctlError(str(path), expected, kind, on)
 
 
 def refuse_unknown(path: Path, expected: str) -> None:

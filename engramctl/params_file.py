@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 import zipfile
 import zlib
 from dataclasses import asdict, replace
@@ -26,6 +27,7 @@ from formats.disk import ReadFile
 from formats.errors import FormatError, shown
 
 SCHEMA = "engramctl/params/1"
+STDIN = Path("-")
 ARRAYS = ("multipliers", "moduli", "offsets")
 NUMBERS = ("heads", "compressed", "pad_id", "vocabulary")
 LISTS = ("layers", "rows")
@@ -77,7 +79,9 @@ def to_npz(params: HashParams) -> bytes:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """As `read`, of a file; one that is surely something else is called what it is."""
+    """As `read`, of a file or standard input; one that is surely something else is called what it is."""
+    if path == STDIN:
+        return read(sys.stdin.buffer.read(MOST_BYTES + 1), "standard input")
     kind = kinds.name(path)
     if kind not in (None, kinds.JSON, kinds.ZIP):
         hint = f"--profile {path} takes a profile" if path.suffix == ".toml" else None

@@ -8,6 +8,7 @@ It appears whole before the first byte of NAME changes, and goes when the last o
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -85,6 +86,8 @@ def begin(
 def read(path: Path) -> tuple[Journal, bytes, bytes]:
     """The journal beside a file, and the two heads; anything else raises `FormatError`."""
     place = journal_of(path)
+    if not os.path.lexists(place):
+        raise FormatError(place, None, "the journal of an interrupted repair", "none: nothing was interrupted")
     with ReadFile.open(place) as file:
         journal_file.require_size(file, most=MOST_LINE + MOST_HEADS)
         line, _, _ = file.read(0, min(MOST_LINE, file.size), "journal").partition(b"\n")

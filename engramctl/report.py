@@ -58,7 +58,8 @@ def check(command: str, title: str, result: Result, json_wanted: bool) -> None:
     for line in [] if result.diagnosis is None else result.diagnosis.lines():
         console.print(f"  {_plain(line)}")
     if result.structure:
-        console.print("  no known mistake explains it; what is common to the differences:")
+        searched = "" if command == "check-packing" else "no known mistake explains it; "
+        console.print(f"  {searched}what is common to the differences:")
     for fact in result.structure:
         console.print(f"    {_plain(fact)}")
     shown = result.findings[: SHOWN_FINDINGS if result.diagnosis is None else FEW]

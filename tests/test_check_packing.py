@@ -308,3 +308,55 @@ def test_a_weight_that_is_no_number_on_both_sides_is_no_difference_and_said(
     report = passes(cli, "packing", path, path)
     assert any("1 NaNs, in both" in note for note in report["notes"])
     assert only(differs(cli, "packing", container, path))[2] == "nan"
+
+
+def swapped(rows: np.ndarray) -> None:
+    rows[[5, 9]] = rows[[9, 5]]
+
+
+def of_the_other_layer(container: Path) -> Callable[[np.ndarray], None]:
+    start = tensor_start(container, "blk.14.engram_embd.weight")
+    other = np.fromfile(container, np.uint8, 3 * 264, offset=start).reshape(3, 264)
+
+    def change(rows: np.ndarray) -> None:
+        rows[:3] = other
+
+    return change
+
+
+def test_what_is_common_to_rows_that_differ_is_said(cli: Cli, tiny: Path, container: Path, tmp_path: Path) -> None:
+    start = tensor_start(container, "blk.1.engram_embd.weight")
+
+    def shift(rows: np.ndarray) -> None:
+        rows[:] = np.roll(rows, -1, axis=0)
+
+    def scales_first(rows: np.ndarray) -> None:
+        rows[:] = np.roll(rows, 8, axis=1)
+
+    def hole(rows: np.ndarray) -> None:
+        rows.reshape(-1)[1000:9000] = 0
+
+    def scales(rows: np.ndarray) -> None:
+        rows[7:30, 256:] ^= 3
+
+    cases = {
+        "first 2 rows that differ: rows changed places: 5 has row 9, 9 has row 5": swapped,
+        "first 20 rows that differ: they have the bytes of the row 1 after theirs": shift,
+        "first 20 rows that differ: scales stand before the codes": scales_first,
+        "first 20 rows that differ: every byte that differs is zero there: not written, or a hole": hole,
+        "first 20 rows that differ: scales alone differ": scales,
+        "first 3 rows that differ: they have the bytes of layer 14's rows": of_the_other_layer(container),
+    }
+    for words, change in cases.items():
+        data = bytearray(container.read_bytes())
+        change(np.frombuffer(data, np.uint8, 2826 * 264, offset=start).reshape(2826, 264))
+        path = tmp_path / "d.gguf"
+        path.write_bytes(data)
+        assert differs(cli, "packing", tiny, path)["structure"] == [f"layer 1, the {words}"]
+    path = changed(container, tmp_path, flip(container, 14, 7, 258))
+    expected = ["scales alone differ", "one bit is another, in byte 258"]
+    assert differs(cli, "packing", tiny, path)["structure"] == [
+        f"layer 14, the row that differs: {e}" for e in expected
+    ]
+    assert b"  what is common to the differences:\n" in cli("check", "packing", tiny, path).out
+    assert passes(cli, "packing", tiny, container)["structure"] == []

@@ -139,10 +139,13 @@ def test_a_file_of_the_wrong_kind_is_called_what_it_is(cli: Cli, tiny: Path, con
         ):
             if words[0] != "show" or kind not in ("a token map", "an npy file"):  # maps, which show describes
                 assert cli.refused(tmp_path, *words).found == kind, words
-    for words in (("repack", container, "--dry-run"), ("check", "source", container)):
+    for words, way in (
+        (("repack", container, "--dry-run"), "unpack "),
+        (("check", "source", container), "check file "),
+    ):
         refusal = cli.refused(tmp_path, *words)
         assert (refusal.expected, refusal.found) == ("a checkpoint folder or a safetensors file", "a GGUF container")
-        assert refusal.hint.startswith("unpack ")
+        assert refusal.hint.startswith(way)
 
 
 @pytest.mark.parametrize(
@@ -303,3 +306,66 @@ def test_nothing_is_written_over_what_it_is_read_from(cli: Cli, container: Path,
     for output in (path, tmp_path / "link"):
         refusal = cli.refused(tmp_path, command, path, *words, "-o", output, "--force")
         assert refusal.expected == "an output that is none of its own sources"
+
+
+def test_an_output_is_of_the_form_that_its_name_ends_in(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    begins = {"a.npy": b"\x93NUMPY", "a.jsonl": b'{"position"', "a.u32": b"", "a.txt": b"0\t1\t"}
+    for name, first in begins.items():
+        cli.ok("hash", "--ids", "5", "--params", tiny, "-o", tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(first)
+    assert (tmp_path / "a.u32").stat().st_size == 4 * 48
+    for name, first in {"p.h": b"/*", "p.rs": b"//!", "p.npz": b"PK", "p.json": b"{", "p.txt": b"{"}.items():
+        cli.ok("params", tiny, "-o", tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(first)
+    cli.ok("params", tiny, "-o", tmp_path / "c.npz", "--to", "c")
+    assert (tmp_path / "c.npz").read_bytes().startswith(b"/*")
+    for name, first in {"m.npy": b"\x93NUMPY", "m.json": b"[", "m.bin": bytes(4)}.items():
+        cli.ok("map", tiny / "tokenizer.json", "--allow-mismatch", "-o", tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(first)
+
+
+def test_help_is_short_for_help_and_lists_whole_sentences(cli: Cli) -> None:
+    for words in ((), ("check",), ("check", "packing"), ("probe",), ("hash",)):
+        assert cli.ok(*words, "-h").out == cli.ok(*words, "--help").out
+    for group in ("check", "probe"):
+        assert b"..." not in cli.ok(group, "--help").out.partition(b"Options:")[2]
+
+
+def test_lists_of_ids_may_have_brackets(cli: Cli, tmp_path: Path) -> None:
+    plain = cli.ok("hash", "--ids", "5,6").out
+    assert cli.ok("hash", "--ids", "[5, 6]").out == plain
+    assert cli.ok("hash", "-", stdin=b"[5,6]\n").out == plain
+    assert cli.refused(tmp_path, "hash", "--ids", "[[5]]").found.startswith("'[5]'")
+    assert cli.refused(tmp_path, "hash", "5,6").hint == "--ids 5,6 takes token ids"
+    assert "--ids-file -" in cli.refused(tmp_path, "hash").hint
+
+
+def test_constants_are_checked_from_standard_input(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    made = cli.ok("params").out
+    assert b"check params standard input: ok" in cli.ok("check", "params", "-", stdin=made).out
+    assert cli.ok("hash", "--params", "-", "--ids", "5", stdin=made).out == cli.ok("hash", "--ids", "5").out
+    assert cli.refused(tmp_path, "check", "params", "-", stdin=b"x").where == "standard input"
+
+
+def test_the_other_check_is_named(cli: Cli, tiny: Path, container: Path, tmp_path: Path) -> None:
+    assert "check source" in cli.refused(tmp_path, "check", "file", tiny).hint
+    assert "check file" in cli.refused(tmp_path, "check", "source", container).hint
+    refusal = cli.refused(tmp_path, "repair", container, "--undo", "--from", tiny)
+    assert refusal.where == "--undo"
+    assert "nothing was interrupted" in cli.refused(tmp_path, "repair", container, "--undo").found
+
+
+def test_profiles_are_listed_with_their_sizes(cli: Cli) -> None:
+    listed = {each["name"]: each for each in cli.ok("profiles", "--json").json["profiles"]}
+    assert listed["deepseek-v4.1-flash"]["rows"] == [384006168, 384016682]
+    assert listed["engram-27b"]["rows"] is None
+
+
+def test_what_was_searched_of_a_long_dump_is_said(cli: Cli, tmp_path: Path) -> None:
+    ids = np.arange(40_000) % 129280
+    words = ("--ids-file", npy(tmp_path / "i.npy", ids))
+    cli.ok("hash", *words, "-o", tmp_path / "r.npy")
+    rows = np.load(tmp_path / "r.npy")
+    rows[20_000:20_010] += 1
+    notes = differs(cli, "hash", npy(tmp_path / "w.npy", rows), *words)["notes"]
+    assert any("of 40000 were searched" in note for note in notes), notes

@@ -27,7 +27,16 @@ def profiles(
     if name is None:
         loaded = [known.load(each) for each in known.names()]
         if json:
-            entries = [{"name": p.name, "title": p.title, "variants": _variants(p)} for p in loaded]
+            entries = [
+                {
+                    "name": p.name,
+                    "title": p.title,
+                    "layers": p.sizes.layers,
+                    "rows": p.sizes.rows or None,
+                    "variants": _variants(p),
+                }
+                for p in loaded
+            ]
             report.as_json("profiles", True, {"profiles": entries})
             return
         report.table(

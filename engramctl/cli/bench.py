@@ -22,7 +22,7 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small and short: to see that it works.")] = False,
     folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="Where what is made lies meanwhile: the disk to ask.")
+        Path | None, typer.Option("--folder", metavar="DIR", help="For its own files: a folder on the disk to measure.")
     ] = None,
     kernel: Kernel = KernelName.auto,
     threads: Threads = None,

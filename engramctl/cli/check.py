@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from engramctl.cli import check_dumps, edge, packing
-from engramctl.cli.check_dumps import DEFAULT, MaybeProfile
-from engramctl.cli.options import Json, Profile, Quiet, TokenMap
+from engramctl.cli import check_dumps, edge, packing, quick
+from engramctl.cli.check_dumps import DEFAULT
+from engramctl.cli.options import Json, MapTokenizer, MaybeProfile, Profile, Quiet, TokenMap
 from engramctl.cli.verdict import verdict
+from engramctl.errors import EngramctlError
 
 HELP = "Verify maps, constants, rows, values, projections, gates and files, each against an independent expectation."
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=False, help=HELP, epilog=edge.EXITS)
-Sample = Annotated[int | None, typer.Option("--sample", metavar="N", min=0, help="The telling rows and N seeded ones.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Chooses the sample.")]
+app = typer.Typer(cls=quick.Group, rich_markup_mode=None, no_args_is_help=False, help=HELP, epilog=edge.EXITS)
+Sample = Annotated[int | None, typer.Option("--sample", metavar="N", min=0, help="Rows at edges, and N seeded ones.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Chooses the sample.")]
 Release = Annotated[bool, typer.Option("--release", help="It has to be the release: compare the published rows.")]
 
 
@@ -45,8 +46,10 @@ def list_(
 @app.command("map", epilog=edge.EXITS)
 def map_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A map in any form, a container or a checkpoint.")],
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="FILE", help="tokenizer.json.")] = None,
-    allow_mismatch: Annotated[bool, typer.Option("--allow-mismatch", help="It need not be the profile's.")] = False,
+    tokenizer: MapTokenizer = None,
+    allow_mismatch: Annotated[
+        bool, typer.Option("--allow-mismatch", help="It need not be the profile's published map.")
+    ] = False,
     profile: MaybeProfile = None,
     json: Json = False,
 ) -> None:
@@ -62,9 +65,12 @@ def map_(
 
 @app.command("params", epilog=edge.EXITS)
 def params_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="json, npz, a container or a checkpoint.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="json, npz, a container or a checkpoint; - is standard input.")
+    ],
     source: Annotated[
-        Path | None, typer.Option("--source", metavar="SOURCE", help="The checkpoint or container they are of.")
+        Path | None,
+        typer.Option("--source", metavar="SOURCE", help="Their checkpoint or container: its sizes derive them."),
     ] = None,
     token_map: TokenMap = None,
     profile: MaybeProfile = None,
@@ -90,7 +96,9 @@ app.command("packing", epilog=edge.EXITS)(packing.packing)
 @app.command("file", epilog=edge.EXITS)
 def file_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A container.")],
-    loader: Annotated[str | None, typer.Option("--loader", metavar="NAME", help="Whose rules, or all.")] = None,
+    loader: Annotated[
+        str | None, typer.Option("--loader", metavar="NAME", help="Whose rules: ds4, llamacpp, split-i8, or all.")
+    ] = None,
     release: Release = False,
     profile: Profile = DEFAULT,
     json: Json = False,
@@ -100,6 +108,8 @@ def file_(
     from engramctl.siblings import checking
     from engramctl.verify import container
 
+    if file.is_dir():
+        raise EngramctlError(str(file), "a container", "a folder", f"check source {file} judges a checkpoint")
     sibling = checking.file(file, loader or "ds4")
     verdict("file", file, sibling or container.check(file, profiles.load(profile), loader, release), json)
 
@@ -108,7 +118,8 @@ def file_(
 def source_(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder or a safetensors file.")],
     sample: Annotated[
-        int, typer.Option("--sample", metavar="N", min=0, help="Seeded rows beside the telling ones.")
+        int,
+        typer.Option("--sample", metavar="N", min=0, help="N seeded rows, beside those at edges."),
     ] = 1000,
     seed: Seed = 0,
     all_rows: Annotated[bool, typer.Option("--all-rows", help="Look at every row.")] = False,
@@ -119,10 +130,11 @@ def source_(
     quiet: Quiet = False,
 ) -> None:
     """Hold a checkpoint's shards, index, config and tensors against each other, the profile and published digests."""
-    from engramctl import maps, profiles, report
+    from engramctl import kinds, maps, profiles, report
     from engramctl.siblings import checking
     from engramctl.verify import checkpoint as check
 
+    kinds.refuse_other(checkpoint, kinds.CHECKPOINT, hint=f"check file {checkpoint} judges a container")
     sibling = checking.source(checkpoint, profile, sample, seed, all_rows)
     if sibling is not None:
         verdict("source", checkpoint, sibling, json)

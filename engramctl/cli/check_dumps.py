@@ -19,6 +19,7 @@ from engramctl.cli.options import (
     Layer,
     Mask,
     MaskFile,
+    MaybeProfile,
     Params,
     Profile,
     Text,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from engramctl.cli.inputs import Sequence
 
 DEFAULT = "deepseek-v4.1-flash"
-MaybeProfile = Annotated[str | None, typer.Option("--profile", metavar="NAME", help="The model; else the default.")]
 Dump = Annotated[Path, typer.Argument(metavar="DUMP", help="What the engine dumped; - is standard input.")]
 Source = Annotated[Path, typer.Argument(metavar="SOURCE", help="The container or checkpoint it came from.")]
 Rows = Annotated[str | None, typer.Option("--rows", metavar="0,5,100:200", help="Row numbers instead of token ids.")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engramctl.cli.options import STDIN, Force, Json, Output, Profile, Quiet, TokenMap
+from engramctl.cli.options import STDIN, Force, Json, MaybeProfile, Output, Profile, Quiet, TokenMap
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,16 +32,19 @@ class ParamsForm(StrEnum):
     rust = "rust"
 
 
+PARAMS_ENDINGS = {".npz": ParamsForm.npz, ".h": ParamsForm.c, ".rs": ParamsForm.rust}
+
+
 class Tokens(StrEnum):
     tiny = "tiny"
     real = "real"
 
 
 OptionalOutput = Annotated[
-    Maybe, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")
-]
-OptionalProfile = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="The model; needed where there is no config.")
+    Maybe,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Where to write; - is standard output; without it, only compare."
+    ),
 ]
 
 
@@ -51,14 +54,16 @@ def make_map(
         typer.Argument(metavar="[TOKENIZER|MAP]", help="tokenizer.json, or a map in any form; - is standard input."),
     ] = None,
     output: OptionalOutput = None,
-    to: Annotated[MapForm, typer.Option("--to", help="The form to write.")] = MapForm.u32,
+    to: Annotated[
+        MapForm | None, typer.Option("--to", help="The form; else as the output's name ends (.npy, .json), else u32.")
+    ] = None,
     allow_mismatch: Annotated[
         bool, typer.Option("--allow-mismatch", help="Write a map that is not the profile's.")
     ] = False,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="ID|TEXT", help="Which tokens share its compressed id, and why.")
     ] = None,
-    profile: OptionalProfile = None,
+    profile: MaybeProfile = None,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -70,13 +75,14 @@ def make_map(
     from engramctl import maps, report
     from engramctl.checkpoint import profile_of
     from engramctl.cli import edge
-    from engramctl.cli.output import emit, refuse_both, refuse_existing, refuse_source
+    from engramctl.cli.output import emit, form_of, refuse_both, refuse_existing, refuse_source
     from formats import token_map
 
     refuse_both(json, output)
     refuse_source(output, source)
+    form = form_of(to, output, {".npy": MapForm.npy, ".json": MapForm.json}, MapForm.u32)
     if output == STDIN:
-        refuse_existing(output, force, binary=to is not MapForm.json)
+        refuse_existing(output, force, binary=form is not MapForm.json)
     known = profile_of(source, profile)
     maps.expect_map(known)
     found = maps.read(source, known)
@@ -86,7 +92,7 @@ def make_map(
     facts = maps.describe(found.ids, known)
     if facts["same"] or allow_mismatch:
         if output is not None:
-            emit(output, [token_map.encode(found.ids, to.value)], force)
+            emit(output, [token_map.encode(found.ids, form.value)], force)
         code = edge.OK
     else:
         code = edge.DIFFERS
@@ -123,8 +129,11 @@ def params(
         Maybe, typer.Argument(metavar="[SOURCE]", help="A checkpoint, container or params file; the profile if absent.")
     ] = None,
     output: Output = STDIN,
-    to: Annotated[ParamsForm, typer.Option("--to", help="The form to write.")] = ParamsForm.json,
-    profile: OptionalProfile = None,
+    to: Annotated[
+        ParamsForm | None,
+        typer.Option("--to", help="The form; else as the output's name ends (.json, .npz, .h, .rs), else json."),
+    ] = None,
+    profile: MaybeProfile = None,
     token_map: TokenMap = None,
     force: Force = False,
     quiet: Quiet = False,
@@ -137,17 +146,18 @@ def params(
 
     from engramctl import constants, params_code, params_file, profiles
     from engramctl.cli import edge
-    from engramctl.cli.output import emit, refuse_existing, refuse_source
+    from engramctl.cli.output import emit, form_of, refuse_existing, refuse_source
 
     refuse_source(output, source)
+    form = form_of(to, output, PARAMS_ENDINGS, ParamsForm.json)
     if output == STDIN:
-        refuse_existing(output, force, binary=to is ParamsForm.npz)
+        refuse_existing(output, force, binary=form is ParamsForm.npz)
     found = constants.read(source, profile, token_map)
     known = found.profile or profiles.load(profile or profiles.DEFAULT)
     statuses, differs = constants.statuses(found, known), constants.differs_from_profile(found, known)
-    if to in (ParamsForm.c, ParamsForm.rust):
-        data = params_code.FORMS[to.value](found.params).encode()
-    elif to is ParamsForm.npz:
+    if form in (ParamsForm.c, ParamsForm.rust):
+        data = params_code.FORMS[form.value](found.params).encode()
+    elif form is ParamsForm.npz:
         data = params_file.to_npz(found.params)
     else:
         facts = {
@@ -167,7 +177,7 @@ def params(
 
 def synth(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
-    seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal bytes.", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Equal seeds give equal bytes.", min=0)] = 0,
     tokens: Annotated[
         Tokens, typer.Option("--tokens", help="The tiny tokenizer, or the shipped real map (no tokenizer file).")
     ] = Tokens.tiny,
@@ -210,7 +220,7 @@ def show(
     path: Annotated[
         Path, typer.Argument(metavar="FILE|DIR", help="A container, checkpoint, shard, token map, file of rows.")
     ],
-    profile: OptionalProfile = None,
+    profile: MaybeProfile = None,
     json: Json = False,
 ) -> None:
     """Say what a file or folder is.

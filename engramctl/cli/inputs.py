@@ -58,7 +58,10 @@ def read_sequence(
     """The sequence that the options describe; none, several, or a bad one raises `EngramctlError`."""
     given = [name for name, value in (("--ids", ids), ("--ids-file", ids_file), ("--text", text)) if value is not None]
     if len(given) != 1:
-        raise EngramctlError("token ids", "exactly one of --ids, --ids-file, --text", " and ".join(given) or "none")
+        hint = None if given else "--ids 5,6,7, or --ids-file - for standard input"
+        raise EngramctlError(
+            "token ids", "exactly one of --ids, --ids-file, --text", " and ".join(given) or "none", hint
+        )
     made_by = None
     if ids is not None:
         tokens = integers(ids, "--ids")
@@ -150,7 +153,10 @@ def read_history(history: str | None) -> tuple[int, ...]:
 
 
 def integers(text: str, where: str) -> NDArray[np.int64]:
-    """Whitespace- or comma-separated integers; anything else raises `EngramctlError` with its position."""
+    """Whitespace- or comma-separated integers, in brackets or not; else `EngramctlError` with the position."""
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):  # as JSON and Python print a list
+        text = text[1:-1]
     words = text.replace(",", " ").split()
     if not words:
         raise EngramctlError(where, "integers", "an empty input")

@@ -16,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     no_args_is_help=False,
+    context_settings={"help_option_names": quick.HELP},
     help="Convert, check and explain hashed n-gram memory tables (DeepSeek V4.1 Flash Engram).",
     epilog=edge.EXITS,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engramctl.cli.options import STDIN, Force, Json, Quiet
+from engramctl.cli.options import STDIN, Force, Json, MaybeProfile, Quiet
 from engramctl.errors import EngramctlError
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def repair(
         ),
     ] = None,
     to_dialect: Annotated[
-        str | None, typer.Option("--to-dialect", metavar="NAME", help="Another dialect's names and types.")
+        str | None,
+        typer.Option("--to-dialect", metavar="NAME", help="Another dialect's names and types."),
     ] = None,
     output: Annotated[
         Maybe, typer.Option("--output", "-o", metavar="FILE", help="Where to write a repaired copy.")
@@ -39,9 +40,7 @@ def repair(
         bool, typer.Option("--resume", help="Finish an interrupted repair in place, or, with -o, an interrupted copy.")
     ] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Take an interrupted repair in place back.")] = False,
-    profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="The model whose names and rules apply.")
-    ] = None,
+    profile: MaybeProfile = None,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -58,7 +57,8 @@ def repair(
     ways = [name for name, given in (("-o", output), ("--in-place", in_place), ("--dry-run", dry_run)) if given]
     if undo or (resume and output is None):
         if ways or source or to_dialect or (resume and undo):
-            raise EngramctlError("--resume", "no other option that says what to do", "several")
+            way = "--resume" if resume else "--undo"
+            raise EngramctlError(way, "no other option that says what to do: the journal knows", "another one")
         with mend.alone(file):
             done = mend.resume(file) if resume else mend.undo(file)
         if json:
@@ -159,9 +159,7 @@ def unpack(
         Path, typer.Argument(metavar="FILE", help="A container, or a file or folder of rows, with lossless rows.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new or empty folder.")],
-    profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="The model whose names and rules apply.")
-    ] = None,
+    profile: MaybeProfile = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish an interrupted run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start an interrupted run again.")] = False,
     json: Json = False,

@@ -14,16 +14,35 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes on standard error.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")]
-Profile = Annotated[str, typer.Option("--profile", metavar="NAME", help="The model whose names and rules apply.")]
+Profile = Annotated[
+    str, typer.Option("--profile", metavar="NAME", help="The model: a name that `profiles` lists, or a .toml.")
+]
+MaybeProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", metavar="NAME", help="The model; else what the source's config says, else deepseek-v4.1-flash."
+    ),
+]
 Layer = Annotated[
     int | None, typer.Option("--layer", metavar="L", help="Decoder layer, 0-based; needed where there are several.")
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", min=1, envvar="ENGRAMCTL_THREADS", help="Threads to use.")
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
+        envvar="ENGRAMCTL_THREADS",
+        help="Threads; else one a processor, fewer for files.",
+    ),
 ]
 Pin = Annotated[bool, typer.Option("--pin", help="Keep threads on physical cores, a package a layer; Linux only.")]
 TokenMap = Annotated[
     Path | None, typer.Option("--token-map", metavar="FILE", help="The token map to use, in any form.")
+]
+MapTokenizer = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", metavar="FILE", help="tokenizer.json that the token map should come from."),
 ]
 Tokenizer = Annotated[Path | None, typer.Option("--tokenizer", metavar="FILE", help="tokenizer.json for --text.")]
 Params = Annotated[
@@ -36,7 +55,8 @@ IdsFile = Annotated[
     typer.Option("--ids-file", metavar="FILE", help="Token ids in a file (text, .npy, .jsonl); - is standard input."),
 ]
 Text = Annotated[
-    str | None, typer.Option("--text", help="Text to tokenize; no BOS is added, special tokens are parsed.")
+    str | None,
+    typer.Option("--text", metavar="TEXT", help="Text to tokenize; no BOS is added, special tokens are parsed."),
 ]
 Mask = Annotated[str | None, typer.Option("--mask", metavar="1,1,0", help="1 text, 0 dead, one per token id.")]
 MaskFile = Annotated[

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from engramctl.errors import EngramctlError
 from formats import disk
 from formats.npy import encode_header
 
+Form = TypeVar("Form", bound=StrEnum)
+
 
 def emit(path: Path, chunks: Iterable[bytes], force: bool) -> None:
     """Chunks to a file, whole or not at all, or to standard output for `-`."""
@@ -26,6 +29,11 @@ def emit(path: Path, chunks: Iterable[bytes], force: bool) -> None:
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
+
+
+def form_of(to: Form | None, output: Path | None, endings: dict[str, Form], default: Form) -> Form:
+    """The form that was asked for; else the one that the output's name ends in; else the default."""
+    return to or (default if output is None else endings.get(output.suffix.lower(), default))
 
 
 def refuse_source(output: Path | None, source: Path | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engramctl.cli.options import Json, Layer, Quiet, Threads, TokenMap
+from engramctl.cli.options import Json, MaybeProfile, Quiet, Threads, TokenMap
 from engramctl.cli.repack import Digest
 
 DEFAULT = "deepseek-v4.1-flash"
@@ -16,22 +16,22 @@ DEFAULT = "deepseek-v4.1-flash"
 def packing(
     source: Annotated[Path, typer.Argument(metavar="CHECKPOINT|FILE", help="What is right.")],
     made: Annotated[Path, typer.Argument(metavar="FILE", help="What is compared with it.")],
-    layer: Layer = None,
+    layer: Annotated[int | None, typer.Option("--layer", metavar="L", help="Only this layer.")] = None,
     rows: Annotated[str | None, typer.Option("--rows", metavar="0,5,100:200", help="Only these rows.")] = None,
     sample: Annotated[
-        int | None, typer.Option("--sample", metavar="N", min=0, help="The telling rows and N seeded ones.")
+        int | None,
+        typer.Option("--sample", metavar="N", min=0, help="Rows at edges, and N seeded ones."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Chooses the sample.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Chooses the sample.")] = 0,
     digest: Annotated[
-        Digest | None, typer.Option("--digest", help="Also say each table's tree digest, from the same pass.")
+        Digest | None,
+        typer.Option("--digest", help="Also say each table's digest, as repack does, from the same pass."),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="FILE", help="Keep the progress there; go on if there is some.")
+        Path | None, typer.Option("--resume", metavar="FILE", help="A file for the progress; go on from what it holds.")
     ] = None,
     token_map: TokenMap = None,
-    profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="The model; else the default.")
-    ] = None,
+    profile: MaybeProfile = None,
     threads: Threads = None,
     json: Json = False,
     quiet: Quiet = False,

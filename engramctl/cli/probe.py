@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from engramctl.cli import edge
-from engramctl.cli.check_dumps import DEFAULT, MaybeProfile, home_tokenizer
-from engramctl.cli.options import Force, Json, Output, Params, Profile, Quiet, Tokenizer, TokenMap
+from engramctl.cli import edge, quick
+from engramctl.cli.check_dumps import DEFAULT, home_tokenizer
+from engramctl.cli.options import Force, Json, MapTokenizer, MaybeProfile, Output, Params, Profile, Quiet, TokenMap
 from engramctl.errors import EngramctlError
 
 ARRAYS = (".npy", ".npz", ".safetensors")  # which the hash's probe is not
 LISTED = 4  # pairs that are named on standard error
 HELP = "Write inputs on which every known mistake of an engine shows; --with-answers makes them test vectors."
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=False, help=HELP, epilog=edge.EXITS)
+app = typer.Typer(cls=quick.Group, rich_markup_mode=None, no_args_is_help=False, help=HELP, epilog=edge.EXITS)
 Answers = Annotated[bool, typer.Option("--with-answers", help="Add the right numbers of every stage.")]
 
 
@@ -22,7 +22,7 @@ Answers = Annotated[bool, typer.Option("--with-answers", help="Add the right num
 def hash_(
     output: Output,
     answers: Answers = False,
-    tokenizer: Tokenizer = None,
+    tokenizer: MapTokenizer = None,
     token_map: TokenMap = None,
     params: Params = None,
     profile: MaybeProfile = None,

@@ -19,6 +19,7 @@ from typer.main import get_command
 
 WHOLE = re.compile(r"-?[0-9]{1,18}")
 LOOKED_AT = ("exists", "writable", "resolve_path", "path_type")  # with these Typer does more than make a path
+HELP = ["--help", "-h"]
 LAZY = "_runtime_param"  # where such a Typer keeps a parameter's converter; others have none, and need none
 
 HOMES = {  # each command's module under engramctl.cli, in the order in which one meets them
@@ -38,6 +39,14 @@ HOMES = {  # each command's module under engramctl.cli, in the order in which on
     "probe": "probe",
     "bench": "bench",
 }
+
+
+class Group(TyperGroup):
+    """A command of commands, whose help lists each with the whole first sentence of its own."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _sentence(command.help)) for name, command in self.commands.items()])
 
 
 class Commands(TyperGroup):
@@ -63,9 +72,13 @@ def _home(name: str) -> Any:  # noqa: ANN401
 
 
 def _summary(name: str) -> str:
-    """The first line that its help begins with, without the stop."""
+    """The first line that its help begins with, with its stop."""
     home = _home(name)
     text = inspect.getdoc(home.COMMANDS[name]) if name in getattr(home, "COMMANDS", ()) else home.app.info.help
+    return _sentence(text)
+
+
+def _sentence(text: str | None) -> str:
     return (text or "").split("\n\n")[0].replace("\n", " ").split(". ")[0].rstrip(".") + "."
 
 
@@ -82,7 +95,7 @@ def _built(name: str, epilog: str | None) -> Any:  # noqa: ANN401
 
 def quicken(command: Any) -> Any:  # noqa: ANN401
     """The command, whose parameters, and those of its commands, pass easy values by Typer's converter."""
-    for parameter in command.get_params(typer.Context(command)):
+    for parameter in command.get_params(typer.Context(command, help_option_names=HELP)):
         if getattr(parameter, LAZY, parameter) is None:
             setattr(parameter, LAZY, _Easy(parameter))
     for each in getattr(command, "commands", {}).values():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from engramctl.cli import pack_other
-from engramctl.cli.options import STDIN, Force, Json, Quiet, Threads, TokenMap
+from engramctl.cli.options import STDIN, Force, Json, MaybeProfile, Quiet, Threads, TokenMap
 
 if TYPE_CHECKING:
     from engramctl.profiles import Sizes
@@ -54,13 +54,13 @@ def repack(
     shards: Annotated[
         int | None, typer.Option("--shards", metavar="N", help="Back from PLE's containers: tensors of the table.")
     ] = None,
-    profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="The model; needed where there is no config.")
-    ] = None,
+    profile: MaybeProfile = None,
     token_map: TokenMap = None,
-    source_url: Annotated[str | None, typer.Option("--source-url", help="Recorded as general.source.url.")] = None,
+    source_url: Annotated[
+        str | None, typer.Option("--source-url", metavar="URL", help="Recorded as general.source.url.")
+    ] = None,
     source_revision: Annotated[
-        str | None, typer.Option("--source-revision", help="Recorded as general.source.revision.")
+        str | None, typer.Option("--source-revision", metavar="REV", help="Recorded as general.source.revision.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; write nothing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
@@ -97,7 +97,7 @@ def repack(
     from formats.dialects import DS4
 
     if output == STDIN or (output is None and not dry_run and not in_place):
-        raise EngramctlError("--output", "a file: containers are not streams", "none" if output is None else "-")
+        raise EngramctlError("--output", "-o FILE, a container to write", "none" if output is None else "- (no stream)")
     if siblings.profile_of(checkpoint, profile) is not None:
         from engramctl.siblings import commands
 

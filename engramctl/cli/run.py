@@ -24,6 +24,7 @@ from engramctl.cli.options import (
     Layer,
     Mask,
     MaskFile,
+    MaybeProfile,
     Output,
     Pin,
     Quiet,
@@ -34,7 +35,6 @@ from engramctl.cli.options import (
     TokenMap,
 )
 from engramctl.cli.placing import By, Io, Prewarm, Shard
-from engramctl.cli.use import OptionalProfile
 
 
 class StopAt(StrEnum):
@@ -87,7 +87,7 @@ def run(
     output: Output = STDIN,
     tokenizer: Tokenizer = None,
     token_map: TokenMap = None,
-    profile: OptionalProfile = None,
+    profile: MaybeProfile = None,
     threads: Threads = None,
     pin: Pin = False,
     force: Force = False,

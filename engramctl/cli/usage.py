@@ -15,7 +15,7 @@ NAME = r"'?(-{0,2}[^']+?)'?"
 FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Said]], ...] = (
     (re.compile(r"missing command"), lambda m: (None, "a command", "none")),
     (re.compile(r"no such command '(.*?)'.*"), lambda m: (None, A_COMMAND, m[1])),
-    (re.compile(r"no such option:? '?(-[^\s']*)'?(.*)"), lambda m: (None, "an option that --help lists", m[1] + m[2])),
+    (re.compile(r"no such option:? '?(-[^\s']*)'?(.*)"), lambda m: (None, "an option that --help lists", m[1])),
     (re.compile(rf"missing (?:argument|option|parameter) {NAME}"), lambda m: (None, m[1], "none")),
     (re.compile(rf"option {NAME} requires an argument"), lambda m: (m[1], "a value", "none")),
     (re.compile(r"unexpected extra arguments?(?:\(s\))? \((.*)\)"), lambda m: (None, "no more arguments", m[1])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from enum import StrEnum
@@ -22,6 +23,7 @@ from engramctl.cli.options import (
     Layer,
     Mask,
     MaskFile,
+    MaybeProfile,
     Output,
     Params,
     Quiet,
@@ -50,15 +52,13 @@ class RowsForm(StrEnum):
     sha256 = "sha256"
 
 
+ROWS_ENDINGS = {".npy": RowsForm.npy, ".jsonl": RowsForm.jsonl, ".u32": RowsForm.u32}
+
+
 class ValuesForm(StrEnum):
     raw = "raw"
     bf16 = "bf16"
     f32 = "f32"
-
-
-OptionalProfile = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="The model whose names and rules apply.")
-]
 
 
 def hash_(
@@ -73,7 +73,10 @@ def hash_(
     mask: Mask = None,
     mask_file: MaskFile = None,
     history: History = None,
-    to: Annotated[RowsForm, typer.Option("--to", help="The form of the rows.")] = RowsForm.tsv,
+    to: Annotated[
+        RowsForm | None,
+        typer.Option("--to", help="The rows' form; else as the output's name ends (.npy, .jsonl, .u32), else tsv."),
+    ] = None,
     output: Output = STDIN,
     check: Annotated[
         Path | None, typer.Option("--check", metavar="SUMS", help="Compute the digests in this file again and compare.")
@@ -81,7 +84,7 @@ def hash_(
     tokenizer: Tokenizer = None,
     token_map: TokenMap = None,
     params: Params = None,
-    profile: OptionalProfile = None,
+    profile: MaybeProfile = None,
     threads: Threads = None,
     force: Force = False,
     json: Json = False,
@@ -91,10 +94,11 @@ def hash_(
     from engramctl import constants, rows_out
     from engramctl import threads as pool
     from engramctl.cli import inputs, sums
-    from engramctl.cli.output import emit, refuse_existing
+    from engramctl.cli.output import emit, form_of, refuse_existing
     from engramctl.errors import EngramctlError
 
-    refuse_existing(output, force, binary=check is None and to in (RowsForm.npy, RowsForm.u32))
+    form = form_of(to, output, ROWS_ENDINGS, RowsForm.tsv)
+    refuse_existing(output, force, binary=check is None and form in (RowsForm.npy, RowsForm.u32))
     if threads is not None:
         pool.use(threads)
     found = constants.read(params, profile, token_map).params
@@ -105,7 +109,7 @@ def hash_(
     if json:
         raise EngramctlError("--json", "--check beside it", "rows, which are data: --to jsonl")
     if files and len(files) > 1:
-        if to is not RowsForm.sha256 or any(x is not None for x in (ids, ids_file, text, mask, mask_file, history)):
+        if form is not RowsForm.sha256 or any(x is not None for x in (ids, ids_file, text, mask, mask_file, history)):
             raise EngramctlError(
                 "token ids", "one file, or several with --to sha256 and no other input", f"{len(files)} files"
             )
@@ -113,16 +117,18 @@ def hash_(
         return
     if files and ids_file is not None:
         raise EngramctlError("token ids", "exactly one input", "a file and --ids-file")
+    if files and not files[0].exists() and re.fullmatch(r"-?\d[\d,-]*", str(files[0])):
+        raise EngramctlError(str(files[0]), "a file", "nothing there", f"--ids {files[0]} takes token ids")
     ids_file = files[0] if files else ids_file
     home = params if params is not None and params.is_dir() else None
     space = found.rule.id_space
     given = inputs.read_sequence(ids, ids_file, text, mask, mask_file, history, ids_format, tokenizer, home, space)
     given.fits(found.token_map.size)
     rows = rows_out.chunks(given.ids, found, given.mask, given.history)
-    if to is RowsForm.sha256:
+    if form is RowsForm.sha256:
         emit(output, [sums.line(rows_out.sha256(rows), ids_file or STDIN)], force)
     else:
-        emit(output, rows_out.write(rows, to.value, found, given.ids.size), force)
+        emit(output, rows_out.write(rows, form.value, found, given.ids.size), force)
 
 
 def lookup(
@@ -142,7 +148,7 @@ def lookup(
     shard: Shard = None,
     shard_by: By = None,
     output: Output = STDIN,
-    profile: OptionalProfile = None,
+    profile: MaybeProfile = None,
     threads: Threads = None,
     force: Force = False,
     quiet: Quiet = False,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import siblings
-from engramctl.arrays import Array
+from engramctl.arrays import STDIN, Array
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams
 from engramctl.profiles import Profile
@@ -28,7 +28,7 @@ def expect_v41(rule: HashRule, what: str) -> None:
 
 def params(file: Path, profile: str | None, given: FoundMap | None) -> Result | None:
     """Constants in tensors or keys."""
-    if siblings.profile_of(file, profile) is None:
+    if file == STDIN or siblings.profile_of(file, profile) is None:
         return None
     from engramctl.siblings import checks
 

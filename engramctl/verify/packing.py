@@ -19,7 +19,7 @@ from engramctl.hash_params import MOST_COLUMNS
 from engramctl.profiles import Profile, Sizes
 from engramctl.rowsets import Range
 from engramctl.table import Table
-from engramctl.verify import confidence, constants, loose, quantised, texts
+from engramctl.verify import confidence, constants, loose, packing_structure, quantised, texts
 from engramctl.verify import progress as progresses
 from engramctl.verify.result import MOST_FINDINGS, Coverage, Result
 from engramctl.verify.sides import WEIGHTS, Side, Weight, bands
@@ -66,6 +66,7 @@ def check(want: Side, have: Side, profile: Profile, asked: Asked, progress: Prog
         _digests(want, have, state, result)
     if state.unread:
         result.notes.append(f"{state.unread} rows lie in holes on both sides and count as zeros read")
+    result.structure = packing_structure.facts(want.tables, have.tables, result)
     compared = [layer for layer in layers if layer in want.tables and layer in have.tables]
     rows_alone = any(side.stored is not None and not side.stored.names for side in (want, have))
     for layer in compared if not rows_alone else ():

@@ -91,6 +91,8 @@ def _derivation(
 
 def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap | None]:
     """Constants as stored, the sizes that the source states, and the map of its tokenizer."""
+    if path == params_file.STDIN:
+        return constants.of_file(params_file.read_file(path)), None, None
     if path.is_dir():
         sizes, own = sizes_of(path, profile)
         if sizes is None:

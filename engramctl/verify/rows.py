@@ -58,6 +58,10 @@ def check(
     differs = result.total > len(found.absent)  # rows that differ, not only a layer that was not dumped
     if differs and params.rule == V41_RULE:
         search = name_rows.search_of(found, tokens, params, mask, history, wanted, maps)
+        first, count = search.parts[0].case.first, search.parts[0].case.tokens.size
+        if count < tokens.size:
+            part = f"positions {first} to {first + count - 1} of {tokens.size}"
+            result.notes.append(f"only {part} were searched for what is behind the differences")
         explain(search, found.layers, result)
     return result
 
@@ -81,7 +85,7 @@ def _compared(
     if not wanted.all():
         result.notes.append(f"{tokens.size - int(wanted.sum())} dead positions were left out")
     if not name and len(found.layers) + len(found.absent) < len(params.layers):
-        result.notes.append(f"layers {list(found.layers)} of {list(params.layers)} were dumped")
+        result.notes.append(f"only layers {list(found.layers)} of {list(params.layers)} were compared")
     whole = _reference_rows if tokens.size <= REFERENCE_TOKENS else _screened(tokens, params, mask, history, result)
     alive = result.total
     places = [params.layers.index(layer) for layer in found.layers]
@@ -196,5 +200,6 @@ def _screened(
         screened = _part(fast.hash_rows, tokens, params, mask, history, position, position + 1)[0]
         if not np.array_equal(sure, screened):
             raise EngramctlError("fast hash", f"the reference's rows at position {position}", "others")
-    result.notes.append(f"screened with the fast tier, which gave the reference's rows at {len(positions)} positions")
+    agreed = f"after it gave the reference's rows at {len(positions)} positions"
+    result.notes.append(f"compared with the fast engine's rows, {agreed}")
     return fast.hash_rows
