@@ -57,12 +57,13 @@ class Cli:
         from engramctl.cli.main import run
 
         self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        before, files = signal.getsignal(signal.SIGTERM), open_files()
+        before, files = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}, open_files()
         self.capture.readouterr()
         try:
             code = run([str(word) for word in words])
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
         sys.stdout.flush()
         out, err = self.capture.readouterr()
         assert open_files() == files, "files were left open"

@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, Cli, parse, process, python, snapshot
 
+from engramctl.cli import edge
+
 COMMANDS = ["demo", "hash", "lookup", "map", "params", "profiles", "repack", "run", "show", "synth"]
 CHECKS = ["map", "params", "hash", "values", "kv", "gate", "packing", "file", "source"]
 EVERY = [(), *((name,) for name in COMMANDS), ("check",), *(("check", name) for name in CHECKS)]
@@ -296,6 +298,24 @@ def test_signals_end_a_command_with_one_line(
         assert running.stdout is not None
         assert running.stderr is not None
         assert (running.stdout.read(), running.stderr.read()) == (b"", f"engramctl: {word}\n".encode())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_that_a_library_made_another_error_of_is_one(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def call(app: object, arguments: list[str]) -> int:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except BaseException:
+            raise ImportError("numpy._core.multiarray failed to import") from None
+        return 0
+
+    monkeypatch.setattr(edge, "call", call)
+    outcome = cli("profiles")
+    word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
+    assert (outcome.code, outcome.err) == (128 + number, f"engramctl: {word}\n")
 
 
 def wait_until_it_reads(pid: int) -> None:

@@ -41,14 +41,12 @@ class Terminated(BaseException):
 
 def run(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line to its exit code; nothing but a bug writes more than two lines on stderr."""
-    _on_terminate()
+    _on_signals()
     closed = _open_streams()
     try:
         if closed:
             return _refuse(arguments, "standard output", "an open stream", "a closed one")
-        code = call(app, arguments)
-        sys.stdout.flush()
-        return code
+        return _called(app, arguments)
     except FormatError as error:
         return _refuse(arguments, error.where, error.expected, error.found)
     except EngramctlError as error:
@@ -81,6 +79,17 @@ def _usage(app: typer.Typer, message: str, arguments: list[str]) -> tuple[str, s
     return usage.parts(_command(arguments, " "), message, arguments, names)
 
 
+def _called(app: typer.Typer, arguments: list[str]) -> int:
+    try:
+        code = call(app, arguments)
+        sys.stdout.flush()
+    except Exception as error:
+        if _struck:  # a library made another error of it, as compiled modules do while they are imported
+            raise _struck[0] from error
+        raise
+    return code
+
+
 @functools.cache  # a demo of 30 commands need not repeat it
 def _built(app: typer.Typer) -> Any:  # noqa: ANN401  (whichever click typer carries)
     return quick.quicken(typer.main.get_command(app))
@@ -109,11 +118,19 @@ def _open_streams() -> bool:
     return closed
 
 
-def _on_terminate() -> None:
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+_struck: list[BaseException] = []  # what signals raised in this command
 
-    signal.signal(signal.SIGTERM, terminate)
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _struck.append(KeyboardInterrupt() if number == signal.SIGINT else Terminated())
+    raise _struck[-1]
+
+
+def _on_signals() -> None:
+    _struck.clear()
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it ignored
+        signal.signal(signal.SIGINT, _interrupt)
 
 
 def _refuse(arguments: list[str], where: str, expected: str, found: str, hint: str | None = None) -> int:
