@@ -40,22 +40,26 @@ def read(path: Path | None, profile: Profile) -> FoundMap:
             return FoundMap(found.ids, f"{path}, from {found.origin}")
     if path != STDIN and (other := inside(path)) is not None:
         return other
+    return _alone(path, profile.sizes.vocabulary)
+
+
+def _alone(path: Path, entries: int | None = None) -> FoundMap:
+    """Of a tokenizer, or of a file that is a map and nothing else."""
     data, name = _bytes(path), "standard input" if path == STDIN else str(path)
     if _is_tokenizer(data):
         from engramctl import vocabulary
 
         return FoundMap(vocabulary.build(vocabulary.parse(data, path), path), name)
-    return FoundMap(token_map.decode(data, name, profile.sizes.vocabulary)[1], name)
+    return FoundMap(token_map.decode(data, name, entries)[1], name)
 
 
 def given(path: Path | None) -> FoundMap | None:
-    """The map of `--token-map FILE`, or None."""
+    """The map of `--token-map FILE`, which may be a tokenizer, or None."""
     if path is None:
         return None
     if path != STDIN and path.is_file() and (other := inside(path)) is not None:
         return other
-    name = "standard input" if path == STDIN else str(path)
-    return FoundMap(token_map.decode(_bytes(path), name)[1], name)
+    return _alone(path)
 
 
 def read_file(path: Path, profile: Profile) -> tuple[str, NDArray[np.uint32]]:

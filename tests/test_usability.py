@@ -369,3 +369,13 @@ def test_what_was_searched_of_a_long_dump_is_said(cli: Cli, tmp_path: Path) -> N
     rows[20_000:20_010] += 1
     notes = differs(cli, "hash", npy(tmp_path / "w.npy", rows), *words)["notes"]
     assert any("of 40000 were searched" in note for note in notes), notes
+
+
+def test_another_models_constants_are_pointed_to_their_source(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    cli.ok("params", tiny, "-o", tmp_path / "p.json")
+    assert "--source CHECKPOINT" in differs(cli, "params", tmp_path / "p.json")["notes"][0]
+    assert "--source" not in str(passes(cli, "params", tmp_path / "p.json", "--source", tiny)["notes"])
+    words = ("hash", "--params", tmp_path / "p.json", "--ids", "5")
+    assert (
+        cli.ok(*words, "--token-map", tiny / "tokenizer.json").out == cli.ok("hash", "--params", tiny, *words[3:]).out
+    )

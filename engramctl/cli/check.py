@@ -109,7 +109,7 @@ def file_(
     from engramctl.verify import container
 
     if file.is_dir():
-        raise EngramctlError(str(file), "a container", "a folder", f"check source {file} judges a checkpoint")
+        raise EngramctlError(str(file), "a file", "a folder", f"check source {file} judges a checkpoint")
     sibling = checking.file(file, loader or "ds4")
     verdict("file", file, sibling or container.check(file, profiles.load(profile), loader, release), json)
 

@@ -38,7 +38,8 @@ Threads = Annotated[
 ]
 Pin = Annotated[bool, typer.Option("--pin", help="Keep threads on physical cores, a package a layer; Linux only.")]
 TokenMap = Annotated[
-    Path | None, typer.Option("--token-map", metavar="FILE", help="The token map to use, in any form.")
+    Path | None,
+    typer.Option("--token-map", metavar="FILE", help="The token map to use, in any form, or a tokenizer.json."),
 ]
 MapTokenizer = Annotated[
     Path | None,

@@ -45,6 +45,8 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     result.coverage.checked = len(stored.constants)
     if whole is None and of_model is None and stored.guess is not None:
         result.notes.append("the sizes are what its own keys say: --source CHECKPOINT gives better ones")
+    elif sizes is profile.sizes and stored.constants.get("rows", list(sizes.rows)) != list(sizes.rows):
+        result.notes.append(f"not the rows of profile {profile.name}: --source CHECKPOINT says another model's sizes")
     expectations, derived = [], None
     if ids is not None:
         made = constants.derived(sizes, layers, ids, profile)
