@@ -139,7 +139,7 @@ def params(
     from engramctl.cli import edge
     from engramctl.cli.output import emit, refuse_existing, refuse_source
 
-    refuse_source(output, source)
+    refuse_source(output, source, token_map)
     if output == STDIN:
         refuse_existing(output, force, binary=to is ParamsForm.npz)
     found = constants.read(source, profile, token_map)

@@ -28,10 +28,10 @@ def emit(path: Path, chunks: Iterable[bytes], force: bool) -> None:
     sys.stdout.buffer.flush()
 
 
-def refuse_source(output: Path | None, source: Path | None) -> None:
+def refuse_source(output: Path | None, *sources: Path | None) -> None:
     """Before the work: nothing is written over what it is made from."""
-    if output is not None and source is not None and STDIN not in (output, source):
-        room.refuse_sources([output], [source])
+    if output is not None and output != STDIN:
+        room.refuse_sources([output], [source for source in sources if source is not None and source != STDIN])
 
 
 def refuse_existing(path: Path, force: bool, binary: bool = False) -> None:
