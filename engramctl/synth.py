@@ -95,13 +95,16 @@ def _make(folder: Path, profile: Profile, seed: int, sizes: Sizes, real_tokens: 
 
 @contextlib.contextmanager
 def begun(folder: Path, force: bool) -> Iterator[None]:
-    """The folder, made; one with files in it is refused unless `force`. On any failure what was written goes again, and
-    after a crash the config is missing, which is written last: an unfinished folder is no checkpoint."""
+    """The folder, made; one with files in it is refused unless `force`, a checkpoint of others always. On any failure
+    what was written goes again, and after a crash the config, the last to be written, is missing: no checkpoint."""
     if folder.exists() and not folder.is_dir():
         raise FormatError(folder, None, "a folder", "a file")
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     if before and not force:
         raise EngramctlError(str(folder), "a new or empty folder (or --force)", "a folder with files in it")
+    config = folder / "config.json"
+    if config.exists() and f'"{SYNTHETIC}"'.encode() not in config.read_bytes():
+        raise EngramctlError(str(folder), "a checkpoint that synth made, or none", f"one without {SYNTHETIC}")
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors.index.json", "tokenizer.json"):
         (folder / name).unlink(missing_ok=True)

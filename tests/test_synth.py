@@ -337,6 +337,17 @@ def test_force_replaces_a_checkpoint_whole(tiny: Path, tmp_path: Path) -> None:
         assert source.token_map().ids.size == 129_280
 
 
+def test_force_replaces_no_checkpoint_of_others(tmp_path: Path) -> None:
+    make(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["engramctl_synthetic"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    before = files(tmp_path)
+    with pytest.raises(EngramctlError, match="expected a checkpoint that synth made, or none"):
+        make(tmp_path, 9, force=True)
+    assert files(tmp_path) == before
+
+
 def test_a_checkpoint_that_could_not_be_finished_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "ckpt", 9)
     with monkeypatch.context() as patch:
@@ -357,7 +368,7 @@ def test_an_interrupted_folder_is_none(
     if there is not None:
         folder.mkdir()
         for file in there:
-            (folder / file).write_text("old")
+            (folder / file).write_text('{"engramctl_synthetic": true}')
     for system in (Faulty(room=100_000), Interrupting()):
         with monkeypatch.context() as patch:
             patch.setattr(disk, "system", system)

@@ -379,3 +379,24 @@ def test_another_models_constants_are_pointed_to_their_source(cli: Cli, tiny: Pa
     assert (
         cli.ok(*words, "--token-map", tiny / "tokenizer.json").out == cli.ok("hash", "--params", tiny, *words[3:]).out
     )
+
+
+def test_nor_over_any_other_input(cli: Cli, container: Path, tiny: Path, tmp_path: Path) -> None:
+    rows, mask, params, ckpt = (tmp_path / name for name in ("rows", "mask", "params.json", "ckpt"))
+    rows.write_text("1,2")
+    mask.write_text("1,1")
+    cli.ok("params", container, "-o", params)
+    shutil.copytree(tiny, ckpt)
+    for output, words in (
+        (rows, ("lookup", container, "--layer", 1, "--rows-file", rows)),
+        (rows, ("hash", "--ids-file", rows)),
+        (rows, ("hash", rows)),
+        (mask, ("hash", rows, "--mask-file", mask)),
+        (params, ("hash", rows, "--params", params)),
+        (params, ("probe", "hash", "--params", params)),
+        (ckpt / "config.json", ("hash", rows, "--params", ckpt)),
+        (rows, ("run", container, "--layer", 1, "--ids-file", rows, "--stop-at", "rows")),
+        (mask, ("run", container, "--layer", 1, "--ids", "1,2", "--mask-file", mask, "--stop-at", "rows")),
+    ):
+        refusal = cli.refused(tmp_path, *words, "-o", output, "--force")
+        assert refusal.expected == "an output that is none of its own sources", words

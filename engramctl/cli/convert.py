@@ -148,7 +148,7 @@ def params(
     from engramctl.cli import edge
     from engramctl.cli.output import emit, form_of, refuse_existing, refuse_source
 
-    refuse_source(output, source)
+    refuse_source(output, source, token_map)
     form = form_of(to, output, PARAMS_ENDINGS, ParamsForm.json)
     if output == STDIN:
         refuse_existing(output, force, binary=form is ParamsForm.npz)

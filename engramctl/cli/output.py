@@ -36,10 +36,10 @@ def form_of(to: Form | None, output: Path | None, endings: dict[str, Form], defa
     return to or (default if output is None else endings.get(output.suffix.lower(), default))
 
 
-def refuse_source(output: Path | None, source: Path | None) -> None:
+def refuse_source(output: Path | None, *sources: Path | None) -> None:
     """Before the work: nothing is written over what it is made from."""
-    if output is not None and source is not None and STDIN not in (output, source):
-        room.refuse_sources([output], [source])
+    if output is not None and output != STDIN:
+        room.refuse_sources([output], [source for source in sources if source is not None and source != STDIN])
 
 
 def refuse_existing(path: Path, force: bool, binary: bool = False) -> None:

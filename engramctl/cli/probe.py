@@ -34,11 +34,12 @@ def hash_(
     from json import dumps
 
     from engramctl import constants, profiles, report
-    from engramctl.cli.output import emit, refuse_both
+    from engramctl.cli.output import emit, refuse_both, refuse_source
     from engramctl.mistakes import hash_probe_file, map_sources
     from engramctl.siblings import checking
 
     refuse_both(json, output)
+    refuse_source(output, params, tokenizer, token_map)
     if output.suffix in ARRAYS:
         raise EngramctlError("--output", "a name for JSON, such as probe.json", output.name)
     found = constants.read(params, profile, token_map).params

@@ -94,9 +94,10 @@ def hash_(
     from engramctl import constants, rows_out
     from engramctl import threads as pool
     from engramctl.cli import inputs, sums
-    from engramctl.cli.output import emit, form_of, refuse_existing
+    from engramctl.cli.output import emit, form_of, refuse_existing, refuse_source
     from engramctl.errors import EngramctlError
 
+    refuse_source(output, *(files or ()), ids_file, mask_file, params, tokenizer, token_map)
     form = form_of(to, output, ROWS_ENDINGS, RowsForm.tsv)
     refuse_existing(output, force, binary=check is None and form in (RowsForm.npy, RowsForm.u32))
     if threads is not None:
@@ -161,7 +162,7 @@ def lookup(
     from engramctl.source import open_source, the_layer
     from engramctl.tables import open_tables
 
-    refuse_source(output, source)
+    refuse_source(output, source, rows_file)
     refuse_existing(output, force, binary=True)
     if threads is not None:
         pool.use(threads)
