@@ -327,18 +327,10 @@ def test_nor_over_any_other_input(cli: Cli, container: Path, tiny: Path, tmp_pat
 
 
 @pytest.mark.parametrize("output", ["", ".", "/"])
-def test_an_output_without_a_name_is_refused(
-    cli: Cli, container: Path, tiny: Path, tmp_path: Path, output: str
-) -> None:
-    for words in (
-        ("unpack", container),
-        ("repack", tiny),
-        ("repack", tiny, "--dialect", "split-i8"),
-        ("repair", container, "--from", tiny, "--to-dialect", "llamacpp"),
-    ):
-        if words[0] != "repair" or cli("repair", *words[1:], "--dry-run").code == 0:
-            refusal = cli.refused(tmp_path, *words, "-o", output, "--force")
-            assert refusal.expected == "the name of an output", words
+def test_an_output_needs_a_name(cli: Cli, container: Path, tiny: Path, tmp_path: Path, output: str) -> None:
+    for words in (("unpack", container), ("repack", tiny), ("repack", tiny, "--dialect", "split-i8")):
+        refusal = cli.refused(tmp_path, *words, "-o", output)
+        assert refusal.expected == "the name of an output", words
 
 
 def test_a_probe_wider_than_any_model_is_refused(cli: Cli, tmp_path: Path) -> None:
