@@ -82,6 +82,7 @@ def write(
 
     The `sources` are what the pieces are made of: none of them is written over.
     """
+    room.require_name(output)
     partial, journal = (output.with_name(output.name + ending) for ending in (".partial", ".journal"))
     room.refuse_sources((output, partial, journal), sources)
     disk.refuse_existing(output, force)

@@ -27,6 +27,12 @@ def refuse_sources(written: Iterable[Path], sources: Iterable[Path]) -> None:
                     raise FormatError(path, None, "an output that is none of its own sources", file.name)
 
 
+def require_name(path: Path) -> None:
+    """Refuse what has no name that `.partial` could follow: `.`, `/` and nothing at all."""
+    if not path.name:
+        raise FormatError(path, None, "the name of an output", "a folder without one")
+
+
 def require_folder(folder: Path) -> None:
     """Refuse what is no folder."""
     if not folder.is_dir():

@@ -400,3 +400,15 @@ def test_nor_over_any_other_input(cli: Cli, container: Path, tiny: Path, tmp_pat
     ):
         refusal = cli.refused(tmp_path, *words, "-o", output, "--force")
         assert refusal.expected == "an output that is none of its own sources", words
+
+
+@pytest.mark.parametrize("output", ["", ".", "/"])
+def test_an_output_needs_a_name(cli: Cli, container: Path, tiny: Path, tmp_path: Path, output: str) -> None:
+    for words in (("unpack", container), ("repack", tiny), ("repack", tiny, "--dialect", "split-i8")):
+        refusal = cli.refused(tmp_path, *words, "-o", output)
+        assert refusal.expected == "the name of an output", words
+
+
+def test_a_probe_wider_than_any_model_is_refused(cli: Cli, tmp_path: Path) -> None:
+    refusal = cli.refused(tmp_path, "probe", "gate", "-o", tmp_path / "p.npz", "--hidden-size", 10**23)
+    assert refusal.where == "--hidden-size"

@@ -68,6 +68,8 @@ def refuse_both(json_wanted: bool, output: Path | None) -> None:
 @contextmanager
 def kept(output: Path | None) -> Iterator[None]:
     """An interruption says what it leaves of an output, and how to go on."""
+    if output is not None:
+        room.require_name(output)
     partial = None if output is None else output.with_name(output.name + ".partial")
     with left_behind(partial, "is kept, and --resume goes on"):
         yield

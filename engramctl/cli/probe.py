@@ -69,7 +69,8 @@ def gate_(
     answers: Answers = False,
     profile: Profile = DEFAULT,
     hidden: Annotated[
-        int | None, typer.Option("--hidden-size", metavar="D", min=4, help="Another hidden width than the model's.")
+        int | None,
+        typer.Option("--hidden-size", metavar="D", min=4, max=1 << 16, help="Another hidden width than the model's."),
     ] = None,
     force: Force = False,
     json: Json = False,
