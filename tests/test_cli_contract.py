@@ -318,6 +318,27 @@ def test_an_interruption_that_a_library_made_another_error_of_is_one(
     assert (outcome.code, outcome.err) == (128 + number, f"engramctl: {word}\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_import_is_let_end_before_it_is_interrupted(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    """Broken off, it may keep the lock of all imports, and the command would hang in another thread's next one."""
+    name = f"struck_by_{number}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import os, time\nos.kill(os.getpid(), {number})\ntime.sleep(0.1)\nwhole = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def call(app: object, arguments: list[str]) -> int:
+        assert __import__(name).whole
+        time.sleep(10)
+        return 0
+
+    monkeypatch.setattr(edge, "call", call)
+    assert cli("profiles").code == 128 + number
+    assert sys.modules[name].whole
+
+
 def wait_until_it_reads(pid: int) -> None:
     """Until the process sleeps in a read of its standard input, as Linux says; elsewhere, long enough."""
     place, deadline = Path(f"/proc/{pid}/syscall"), time.monotonic() + 30

@@ -29,6 +29,7 @@ EXITS = (
     "Exit codes: 0 done, or nothing differs; 1 something differs; "
     "2 could not tell (usage, unreadable or damaged input, too little disk)."
 )
+SOON = 0.02  # seconds after which an interrupted import is looked at again
 GROUPS = ("check", "probe")  # commands whose next word belongs to the command's name
 
 # The base of all usage errors, whichever click typer carries.
@@ -122,8 +123,20 @@ _struck: list[BaseException] = []  # what signals raised in this command
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise what the signal means, but let an import end first: broken off, it may keep Python's import lock, for which
+    other threads then wait for ever, or the interruption is lost in one of its callbacks."""
+    if _importing(frame):
+        signal.signal(signal.SIGALRM, lambda _, now: _interrupt(number, now))
+        signal.setitimer(signal.ITIMER_REAL, SOON)
+        return
     _struck.append(KeyboardInterrupt() if number == signal.SIGINT else Terminated())
     raise _struck[-1]
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _on_signals() -> None:
