@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,11 @@ LEAST = {
     "eos_token_id": 0,
     "image_token_id": 0,
 }  # the others are at least 1; a layer id at least 0
+
+
+def is_synthetic(config: Mapping[str, object] | None) -> bool:
+    """Does the config say that `synth` made it?"""
+    return config is not None and config.get(SYNTHETIC) is True
 
 
 def parse(text: str, path: str) -> dict[str, Any]:

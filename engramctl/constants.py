@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import derivation, maps, params_file, profiles
+from engramctl.arrays import STDIN
 from engramctl.hash_params import HashParams, Status, compare, published
 from engramctl.profiles import Profile, Sizes
 from engramctl.source import FoundMap, fitting_map, is_container, open_source, subset_params
@@ -31,7 +32,7 @@ def read(source: Path | None, profile_name: str | None = None, token_map: Path |
     if source is None:
         ids = None if given is None else fitting_map(given, profile.sizes, given.origin).ids
         return Found(published(profile, ids), f"profile {profile.name}", profile.sizes, profile)
-    if source != params_file.STDIN and (source.is_dir() or is_container(source) or source.suffix == ".safetensors"):
+    if source != STDIN and (source.is_dir() or is_container(source) or source.suffix == ".safetensors"):
         with open_source(source, profile_name, given) as opened:
             return Found(opened.params(), str(source), opened.whole, opened.profile)
     found = params_file.read_file(source)

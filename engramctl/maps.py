@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import stored
+from engramctl.arrays import STDIN
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import digest
 from engramctl.profiles import Profile
@@ -19,8 +20,6 @@ from formats import recognise, token_map, tsd41
 from formats.disk import ReadFile
 from formats.errors import FormatError
 from formats.gguf_split import read_model
-
-STDIN = Path("-")
 
 
 def expect_map(profile: Profile) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import kinds, rules
+from engramctl.arrays import STDIN
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import MOST_COMPRESSED, HashParams, digest
 from engramctl.rules import V41_RULE
@@ -27,7 +28,6 @@ from formats.disk import ReadFile
 from formats.errors import FormatError, shown
 
 SCHEMA = "engramctl/params/1"
-STDIN = Path("-")
 ARRAYS = ("multipliers", "moduli", "offsets")
 NUMBERS = ("heads", "compressed", "pad_id", "vocabulary")
 LISTS = ("layers", "rows")

@@ -226,7 +226,7 @@ def model(sizes: Sizes | None, profile: Profile, config: Mapping[str, Any] | Non
     return {
         "profile": profile.name,
         "sizes": None if sizes is None else vars(sizes),
-        "synthetic": bool(config and config.get(configs.SYNTHETIC)),
+        "synthetic": configs.is_synthetic(config),
         "differs_from_profile": {name: {"here": here, "profile": there} for name, (here, there) in differs.items()},
     }
 

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import shapes, telling, tiny_tokenizer
-from engramctl.config import SYNTHETIC
+from engramctl.checkpoint import read_config
+from engramctl.config import SYNTHETIC, is_synthetic
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import unused_primes
 from engramctl.profiles import Profile, Sizes
@@ -102,8 +103,8 @@ def begun(folder: Path, force: bool) -> Iterator[None]:
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     if before and not force:
         raise EngramctlError(str(folder), "a new or empty folder (or --force)", "a folder with files in it")
-    config = folder / "config.json"
-    if config.exists() and f'"{SYNTHETIC}"'.encode() not in config.read_bytes():
+    there = read_config(folder)[1] if before else None
+    if there is not None and not is_synthetic(there):
         raise EngramctlError(str(folder), "a checkpoint that synth made, or none", f"one without {SYNTHETIC}")
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors.index.json", "tokenizer.json"):

@@ -348,6 +348,12 @@ def test_force_replaces_no_checkpoint_of_others(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
+def test_a_pipe_for_a_config_is_not_waited_for(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    os.mkfifo(tmp_path / "ckpt" / "config.json")
+    assert cli.refused(tmp_path, "synth", tmp_path / "ckpt", "--force").found == "a device or a pipe"
+
+
 def test_a_checkpoint_that_could_not_be_finished_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "ckpt", 9)
     with monkeypatch.context() as patch:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-STDIN = Path("-")  # also standard output
+STDIN = Path("-")  # also standard output; `arrays.STDIN` without NumPy
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes on standard error.")]

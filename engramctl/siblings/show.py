@@ -81,7 +81,7 @@ def describe(path: Path, profile: Profile, named: bool) -> dict[str, Any]:
         "config_problem": problem,
         "profile": profile.name,
         "sizes": None if sizes is None else vars(sizes),
-        "synthetic": bool(config and config.get(v41_configs.SYNTHETIC)),
+        "synthetic": v41_configs.is_synthetic(config),
         "differs_from_profile": {name: {"here": here, "profile": there} for name, (here, there) in differs.items()},
         "token_map": _map_origin(path, profile, sizes),
     }

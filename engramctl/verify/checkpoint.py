@@ -163,11 +163,7 @@ def _shards(state: _State, whole: bool) -> None:
 def _published_header(state: _State, entry: Mapping[str, Any], whole: bool) -> None:
     """The release's shards are known by name and size; then the header has to be the published one, and all bytes."""
     path = state.path / entry["file"]
-    if (
-        path not in state.found.shards
-        or state.file(path).size != entry["bytes"]
-        or published.is_synthetic(state.config)
-    ):
+    if path not in state.found.shards or state.file(path).size != entry["bytes"] or configs.is_synthetic(state.config):
         return
     shard = safetensors_raw.read_header(path)
     length = safetensors_raw.LENGTH_BYTES
@@ -264,6 +260,6 @@ def _same_map(state: _State, sizes: Sizes) -> bool:
 
 
 def _is_release(state: _State) -> bool:
-    if state.sizes is None or published.is_synthetic(state.config):
+    if state.sizes is None or configs.is_synthetic(state.config):
         return False
     return constants.same_model(state.sizes, state.profile)

@@ -171,7 +171,7 @@ def _notes(facts: Facts, seen: Recognised, result: Result) -> None:
 
 def _not_release(facts: Facts, profile: Profile, config: Mapping[str, Any] | None) -> str | None:
     """Why this cannot be the release; None where everything says that it is."""
-    if published.is_synthetic(config):
+    if configs.is_synthetic(config):
         return "its config says that it is synthetic"
     if not constants.same_model(facts.sizes, profile):
         other = facts.sizes.differences(profile.sizes)

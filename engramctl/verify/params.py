@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import container_sizes, hash_params, params_file, sidecars
+from engramctl.arrays import STDIN
 from engramctl.checkpoint import read_config as checkpoint_config
 from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile, Sizes
@@ -93,7 +94,7 @@ def _derivation(
 
 def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap | None]:
     """Constants as stored, the sizes that the source states, and the map of its tokenizer."""
-    if path == params_file.STDIN:
+    if path == STDIN:
         return constants.of_file(params_file.read_file(path)), None, None
     if path.is_dir():
         sizes, own = sizes_of(path, profile)

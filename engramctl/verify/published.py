@@ -7,16 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engramctl.config import SYNTHETIC
 from engramctl.profiles import Profile
 from engramctl.table import Table
 from engramctl.verify.result import Result
 from formats import row264
-
-
-def is_synthetic(config: Mapping[str, object] | None) -> bool:
-    """Does the config say that `synth` made it?"""
-    return config is not None and config.get(SYNTHETIC) is True
 
 
 def real_rows(tables: Mapping[int, Table], profile: Profile, check: str, result: Result) -> int:
