@@ -7,7 +7,7 @@
                           {"finished": true} when all of the slice is durable
     NAME.part-A-B.journal the same, of rows A to B
 
-A line is synced before the next is begun, so that a crash can tear the last one only: cut short, or with zeros where
+Each line ends with a digest of itself (`journal_file.summed`). A line is synced before the next is begun, so that a crash can tear the last one only: cut short, or with zeros where
 the disk had nothing yet. The journal is only ever appended to.
 """
 
@@ -83,7 +83,7 @@ class Journal:
             self.finished = True
 
     def _append(self, line: dict[str, Any]) -> None:
-        data = journal_file.line(line)
+        data = journal_file.summed(line)
         if self._torn:
             self._file.resize(self._end)
         self._torn = True

@@ -12,6 +12,7 @@ repair_journal   a line and bytes, whole      a change in place               no
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
@@ -24,14 +25,25 @@ from formats.errors import FormatError
 
 MOST_BYTES = 256 << 20  # a journal larger than this is not one of ours
 CHANGED = "start again with --force, or bring back what changed"
+DIGEST = "sha256"  # of all else in a line
 BOTH_WAYS = "--resume finishes it, --force starts again"
 
 Record = dict[str, Any]
 
 
 def line(record: Mapping[str, Any]) -> bytes:
-    """A record as it stands in a journal."""
+    """A record as a line of JSON."""
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(line(record)).hexdigest()
+
+
+def summed(record: Mapping[str, Any]) -> bytes:
+    """A record as it stands in a journal, with a digest: a point that a disk or an editor changed would be rows that
+    nobody writes."""
+    return line(dict(record) | {DIGEST: digest(record)})
 
 
 def require_size(file: ReadFile, what: str = "a journal", most: int = MOST_BYTES) -> None:
@@ -47,7 +59,8 @@ def read(file: ReadFile, what: str = "a journal") -> bytes:
 
 
 def records(file: ReadFile) -> Iterator[tuple[Record, int]]:
-    """Each line's object and where it ends. A torn last line is none; a torn one before it raises `FormatError`."""
+    """Each line's object and where it ends. A last line that is torn, or not as it was written, is none; one before it
+    raises `FormatError`."""
     data, end = read(file), 0
     for number, raw in enumerate(io.BytesIO(data), 1):
         end += len(raw)
@@ -55,7 +68,7 @@ def records(file: ReadFile) -> Iterator[tuple[Record, int]]:
         if record is not None:
             yield record, end
         elif end < len(data):
-            raise FormatError(file.path, f"line {number}", "a JSON object", f"{raw[:40]!r}")
+            raise FormatError(file.path, f"line {number}", "a line as it was written", f"{raw[:40]!r}")
 
 
 def head(path: Path, count: int = 1) -> list[Record]:
@@ -66,9 +79,9 @@ def head(path: Path, count: int = 1) -> list[Record]:
 
 
 def _object(raw: bytes) -> Record | None:
-    """A whole line's object; None for anything else."""
+    """The object of a whole line whose digest is right; None for anything else."""
     try:
         record = json.loads(raw) if raw.endswith(b"\n") else None
+        return record if isinstance(record, dict) and record.pop(DIGEST, "") == digest(record) else None
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None

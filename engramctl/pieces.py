@@ -135,7 +135,7 @@ class _Log:
 
     def note(self, done: int) -> None:
         """So many pieces are durable. The file is written anew: it has two lines."""
-        data = journal_file.line(self.identity) + journal_file.line({"done": done})
+        data = journal_file.summed(self.identity) + journal_file.summed({"done": done})
         self.file.write(0, data)
         self.file.resize(len(data))
         self.file.sync()
@@ -169,6 +169,6 @@ def _is_torn(partial: Path, journal: Path, identity: dict[str, Any]) -> bool:
         return False
     if not journal.exists():
         return True
-    line = journal_file.line(identity)
+    line = journal_file.summed(identity)
     with ReadFile.open(journal) as file:
         return file.size <= len(line) << 1 and line.startswith(file.read(0, file.size, "journal").rstrip(b"\0"))

@@ -139,7 +139,7 @@ def _done(
 
 
 def _note(journal: Path, who: dict[str, Any], done: list[int]) -> None:
-    disk.write_whole(journal, [journal_file.line({"plan": who, "done": done})], force=True)
+    disk.write_whole(journal, [journal_file.summed({"plan": who, "done": done})], force=True)
 
 
 def _read(journal: Path) -> tuple[dict[str, Any] | None, list[int]]:

@@ -8,7 +8,6 @@ NAME/unpack.journal   the run ended after the folder got its name: all else in i
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,8 +78,7 @@ def begin(output: Path, who: Identity, resume: bool, left: Path | None) -> Path:
     for torn in partial.glob("*.tmp"):  # of a run that was killed while it wrote a small file
         disk.system.unlink(torn)
     if not (partial / JOURNAL).is_file():
-        line = json.dumps(who).encode() + b"\n"  # not `journal_file.line`: 0.1.0 goes on with exactly these bytes only
-        disk.write_whole(partial / JOURNAL, [line])
+        disk.write_whole(partial / JOURNAL, [journal_file.summed(who)])
     return partial
 
 

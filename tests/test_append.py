@@ -12,7 +12,7 @@ import pytest
 from cli_helpers import Cli, Refusal, parse
 from faults import Faulty
 
-from engramctl import repair, repair_journal
+from engramctl import journal_file, repair, repair_journal
 from formats import disk, ranges
 from formats import gguf_file as gguf
 from formats.gguf_write import encode_parts
@@ -247,9 +247,10 @@ def test_a_copys_journal_is_not_believed(
     if change == "short":
         os.truncate(partial, 100)
     else:
-        lines = {"done": b'{"done": 99}', "negative": b'{"done": -1}', "true": b'{"done": true}'}
-        done = lines.get(change, b"[" * 200_000)
-        journal.write_bytes(who + b"\n" + done + b"\n")
+        points = {"done": 99, "negative": -1, "true": True}
+        nested = b"[" * 200_000 + b"\n"
+        done = journal_file.summed({"done": points[change]}) if change in points else nested
+        journal.write_bytes(who + b"\n" + done)
     if change in ("done", "short"):
         refusal = cli.refused(tmp_path, *words, "--resume")
         assert (refusal.where, refusal.hint) == (str(journal), "start again with --force")

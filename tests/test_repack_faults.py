@@ -22,7 +22,7 @@ from cli_helpers import ROOT, Cli, Outcome, parse, snapshot
 from faults import Faulty
 from gguf import GGUFReader
 
-from engramctl import durable, identity, repack_jobs, row_blocks, slices, workspace
+from engramctl import durable, identity, journal_file, repack_jobs, row_blocks, slices, workspace
 from formats import disk, tree_digest
 
 POINTS = 100
@@ -377,7 +377,7 @@ def test_a_journal_that_is_none_is_refused(job: Job, text: bytes) -> None:
 def test_a_journal_with_points_that_are_none_is_refused(job: Job, line: str) -> None:
     interrupted(job)
     with job.journal.open("a") as file:
-        file.write(line + "\n")
+        file.write(journal_file.summed(json.loads(line)).decode())
     assert job.cli.refused(job.folder, *job.words, "--resume").where.startswith(str(job.journal))
 
 
@@ -385,7 +385,7 @@ def test_a_journal_with_points_that_are_none_is_refused(job: Job, line: str) -> 
 def test_a_journal_whose_point_lies_elsewhere_is_refused(job: Job, point: str) -> None:
     interrupted(job)
     with job.journal.open("a") as file:
-        file.write(f'{{"done": {point}}}\n')
+        file.write(journal_file.summed({"done": json.loads(point)}).decode())
     assert job.cli.refused(job.folder, *job.words, "--resume").where.startswith(str(job.journal))
     job.finished("--force")
 

@@ -15,7 +15,7 @@ from checkpoints import ROWS, Mini, token_map_of
 from cli_helpers import ROOT, Cli, parse
 from faults import Faulty
 
-from engramctl import slices
+from engramctl import journal_file, slices
 from engramctl.errors import EngramctlError
 from engramctl.profiles import load
 from formats import disk, tree_digest
@@ -97,7 +97,8 @@ def test_what_is_finished_already_is_said_and_left_alone(shared: Shared, more: t
 def test_leaves_that_nobody_wrote_are_refused_at_once(shared: Shared, leaves: str) -> None:
     shared.part("--part", "1/2", "--digest", "tree")
     journal = next(path for path in shared.folder.iterdir() if path.suffix == ".journal")
-    journal.write_text(journal.read_text().replace('{"finished"', f'{{"done":[99,0],"leaves":{leaves}}}\n{{"finished"'))
+    forged = journal_file.summed({"done": [99, 0], "leaves": json.loads(leaves)}).decode()
+    journal.write_text(journal.read_text().replace('{"finished"', forged + '{"finished"'))
     refused = shared.refused("--part", "1/2", "--resume")
     assert refused.startswith(f"{journal} at line ")
     assert "leaves of a digest" in refused
@@ -176,8 +177,9 @@ def test_missing_and_doubled_rows_are_named(shared: Shared) -> None:
     shared.part("--layer", 1, "--rows", "10:18")
     before = (shared.folder / "engram.gguf.part-0-10.journal").read_text()
     head = json.loads(before.splitlines()[0]) | {"slice": [0, 9]}
+    del head[journal_file.DIGEST]
     doubled = shared.folder / "engram.gguf.part-0-9.journal"
-    doubled.write_text("\n".join([json.dumps(head), *before.splitlines()[1:], ""]))
+    doubled.write_text(journal_file.summed(head).decode() + "".join(before.splitlines(keepends=True)[1:]))
     assert "layer 1 rows 0:9 in one part: in two parts" in shared.refused("--merge")
     doubled.unlink()
     shared.merged()
