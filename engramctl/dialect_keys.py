@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from formats.errors import FormatError
 from formats.gguf_file import Value, ValueType
 from formats.recognise import describe
 
+F32_LIMIT = 2.0**127
 SCALARS = {
     "u8": ValueType.UINT8,
     "u32": ValueType.UINT32,
@@ -51,19 +51,34 @@ def values(dialect: Dialect, params: HashParams, sizes: Sizes) -> dict[str, Any]
 
 def typed(key: Key, value: object, path: str) -> Value:
     """The value with exactly the key's type; one that does not fit raises `FormatError`."""
-    kind = key.type.removesuffix("[]")
+    kind, many = key.type.removesuffix("[]"), key.type.endswith("[]")
     try:
+        if many and isinstance(value, np.ndarray):
+            return gguf.array(SCALARS[kind], value)
+        if many != isinstance(value, (list, tuple)):
+            raise ValueError(key.type)
+        if many:
+            return gguf.array(SCALARS[kind], [int(_checked(kind, one)) for one in value])  # type: ignore[attr-defined]
+        one = _checked(kind, value)
         if kind == "string":
-            return gguf.string(str(value))
-        if kind == "bool":
-            return gguf.boolean(bool(value))
-        if key.type.endswith("[]"):
-            return gguf.array(SCALARS[kind], np.asarray(value))
-        if not isinstance(value, (int, float)):
-            raise TypeError(type(value).__name__)
-        return gguf.scalar(SCALARS[kind], value)
-    except (ValueError, TypeError):
+            return gguf.string(one)
+        return gguf.boolean(one) if kind == "bool" else gguf.scalar(SCALARS[kind], one)
+    except ValueError:
         raise FormatError(path, f"key {key.name}", f"a value that fits {key.type}", f"{value!r:.40}") from None
+
+
+def _checked(kind: str, value: Any) -> Any:  # noqa: ANN401 - whatever a config holds
+    """Itself, if it is of that kind and does not merely become so; else `ValueError`."""
+    if kind == "string":
+        fits = isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)  # UTF-8 has no surrogates
+    elif kind == "bool":
+        fits = isinstance(value, bool)
+    else:
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+        fits = fits and (abs(value) < F32_LIMIT if kind == "f32" else value == value // 1)
+    if not fits:
+        raise ValueError(kind)
+    return value
 
 
 def same(stored: Value, wanted: Value) -> bool:
@@ -97,9 +112,7 @@ def add_config(
             made[name] = value
 
 
-def hyperparameters(
-    dialect: Dialect, config: dict[str, Any], path: str, to: Callable[[Key, object, str], Value] = typed
-) -> list[tuple[str, Value]]:
+def hyperparameters(dialect: Dialect, config: dict[str, Any], path: str) -> list[tuple[str, Value]]:
     """Each published hyperparameter that the config has, under the dialect's prefix and with its type."""
     part = configs.text_part(config, path)
     keys = []
@@ -112,5 +125,5 @@ def hyperparameters(
             continue
         if names == ["compress_ratios"] and isinstance(value, list):
             value = value[: int(part.get("num_hidden_layers") or len(value))]  # the rest are the draft blocks'
-        keys.append((key.name, to(key, value, path)))
+        keys.append((key.name, typed(key, value, path)))
     return keys

@@ -7,8 +7,8 @@
                           {"finished": true} when all of the slice is durable
     NAME.part-A-B.journal the same, of rows A to B
 
-Each line ends with a digest of itself (`journal_file.summed`). A line is synced before the next is begun, so that a crash can tear the last one only: cut short, or with zeros where
-the disk had nothing yet. The journal is only ever appended to.
+Each line ends with a digest of itself (`journal_file.summed`). It is synced before the next is begun: a crash can tear
+the last one only, cut short, or with zeros where the disk had nothing yet. The journal is only ever appended to.
 """
 
 from __future__ import annotations

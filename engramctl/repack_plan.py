@@ -20,7 +20,6 @@ from formats import row264
 from formats.dialects import DS4, Key
 from formats.errors import FormatError
 
-F32_LIMIT = 2.0**127
 TYPE_IDS = {known.name: number for number, known in gguf.GGML_TYPES.items()}
 
 
@@ -83,12 +82,12 @@ def plan(
         ("--source-revision", "general.source.revision", source_revision),
     ):
         if said is not None:
-            keys.append((name, value_of(Key(name, "string"), said, option)))
+            keys.append((name, dialect_keys.typed(Key(name, "string"), said, option)))
     if source.config_text is not None and source.config is not None:
         keys.append((DS4.config, gguf.string(source.config_text)))
         path = str(source.path / "config.json")
-        keys += dialect_keys.hyperparameters(DS4, dict(source.config), path, value_of)
-    keys += [(key.name, value_of(key, constants[role], str(source.path))) for role, key in DS4.keys.items()]
+        keys += dialect_keys.hyperparameters(DS4, dict(source.config), path)
+    keys += [(key.name, dialect_keys.typed(key, constants[role], str(source.path))) for role, key in DS4.keys.items()]
     layout = gguf.encode_header(keys, [(t.name, TYPE_IDS[t.type], t.shape, t.size) for t in targets], DS4.alignment)
     placed = tuple(Target(t.name, t.role, t.layer, t.type, t.shape, t.size, layout.starts[t.name]) for t in targets)
     return Plan(source, layout, placed, kv_type, _data_bytes(source, layout, placed))
@@ -110,35 +109,6 @@ def _data_bytes(source: CheckpointSource, layout: gguf.Layout, targets: tuple[Ta
         else:
             total += target.size
     return total
-
-
-def value_of(key: Key, value: object, path: str) -> gguf.Value:
-    """The value with exactly the key's type; one that does not fit raises `FormatError`."""
-    kind, item = key.type.removesuffix("[]"), key.type.endswith("[]")
-    if item and isinstance(value, np.ndarray):  # ours: checked where it was made
-        return gguf.u64s(value) if kind == "u64" else gguf.u32s(value)
-    values: list[Any] = list(value) if item and isinstance(value, (list, tuple)) else [value]
-    if item != isinstance(value, (list, tuple)) or not all(_fits(kind, one) for one in values):
-        raise FormatError(path, key.name, f"a value that fits {key.type}", f"{value!r:.40}")
-    if item:
-        return gguf.u32s([int(one) for one in values])
-    if kind == "u32":
-        return gguf.u32(int(values[0]))
-    if kind == "f32":
-        return gguf.f32(float(values[0]))
-    return gguf.boolean(values[0]) if kind == "bool" else gguf.string(values[0])
-
-
-def _fits(kind: str, value: object) -> bool:
-    if kind == "string":
-        return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)  # UTF-8 has no surrogates
-    if isinstance(value, bool) or kind == "bool":
-        return isinstance(value, bool) and kind == "bool"
-    if not isinstance(value, (int, float)):
-        return False
-    if kind == "u32":
-        return 0 <= value < 2**32 and (isinstance(value, int) or value.is_integer())
-    return abs(value) < F32_LIMIT
 
 
 def notes(source: CheckpointSource) -> list[str]:

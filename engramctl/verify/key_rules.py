@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from engramctl.dialect_keys import F32_LIMIT
 from engramctl.verify.loader_facts import Broken, Facts
 from formats import recognise
 from formats.dialects import Key
@@ -14,7 +15,6 @@ from formats.gguf_file import VERSION, Value
 from formats.recognise import describe
 
 INT64_MAX = 2**63 - 1
-F32_LIMIT = 2.0**127
 NAMED = 100  # entries of one key that are named; the others are counted
 
 
