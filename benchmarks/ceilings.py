@@ -1,4 +1,4 @@
-"""What this machine gives anybody: bytes read and copied, numbers multiplied and added, as fast as we know how."""
+"""What this machine gives anybody: bytes read, copied and filled, numbers multiplied and added, as fast as we can."""
 
 # ruff: noqa: ANN401 - torch may not be there, and has no types here
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _read(words: NDArray[np.uint64], text: NDArray[np.uint8], first: int, last: 
 
 
 def measured(size: int, rounds: int, t: Any) -> Iterator[Line]:
-    """`size` bytes read and copied by one thread and by all; square matrices multiplied by NumPy and torch."""
+    """`size` bytes read, copied and filled by one thread and by all; square matrices multiplied by NumPy and torch."""
     words = np.ones((size // (8 * WORDS), WORDS), np.uint64)
     copy, count, text = np.empty_like(words), threads.count(), words.reshape(-1).view(np.uint8)
 
@@ -43,9 +43,12 @@ def measured(size: int, rounds: int, t: Any) -> Iterator[Line]:
     def copied(first: int, last: int) -> None:
         np.copyto(copy[first:last], words[first:last])
 
+    def filled(first: int, last: int) -> None:
+        copy[first:last].view(np.uint8).fill(1)  # memset
+
     with ThreadPoolExecutor(count) as pool:
         work: dict[str, Work] = {}
-        for name, share in (("read", read), ("copy", copied)):
+        for name, share in (("read", read), ("copy", copied), ("fill", filled)):
             for parts in sorted({count, 1}, reverse=True):
                 work[_named(name, parts)] = partial(_shared, pool, share, len(words), parts)
         yield from compare(
@@ -81,12 +84,15 @@ class Ceilings:
     def allow(self, reads: float, writes: float, sums: float, parts: int | None = None) -> dict[str, float]:
         """The fewest seconds of each ceiling for so many bytes read and written and FLOP, on `parts` threads or all.
 
-        A copy's bytes are counted once and moved twice: mixed work takes half of its bytes at that rate.
+        A copy's bytes are counted once and moved twice: mixed work takes half of its bytes at that rate. Nothing is
+        written faster than it is filled: a line is read before it is written.
         """
         parts, found = parts or self.count, dict[str, float]()
-        rate = self.rates.get(_named("copy" if writes else "read", parts))
+        rate, filling = (self.rates.get(_named(what, parts)) for what in ("copy" if writes else "read", "fill"))
         if rate and reads + writes:
             found["memory"] = (reads + writes) / (2 if writes else 1) / rate
+        if filling and writes:
+            found["memory"] = max(writes / filling, found.get("memory", 0))
         if self.multiplied and sums:
             found["multipliers"] = sums / (self.multiplied * parts / self.count)
         return found
