@@ -342,6 +342,16 @@ def test_facts_about_rows_that_no_mistake_explains() -> None:
     right = shipped_map()[case.tokens[:4]].tolist()
     assert f"position 3 layer 1 has the rows of compressed ids {ids}, oldest first, for {right}" in facts
     assert "positions 3 to 6, 4 of 16" in facts
+    found = rows(replace(plan(), pad=7), case)
+    facts = row_structure.facts(
+        name_rows.Search(plan(), [name_rows.Part(plan(), case, replace(part.seen, rows=found))]), (1, 14)
+    )
+    assert [fact.partition(": ")[2] for fact in facts if "oldest first" in fact] == ["the filler is 7, not 2"]
+    found = rows(plan(), case) + 384_000_000
+    facts = row_structure.facts(
+        name_rows.Search(plan(), [name_rows.Part(plan(), case, replace(part.seen, rows=found))]), (1, 14)
+    )
+    assert any(fact.endswith("; --params FILE|DIR compares with another model's constants") for fact in facts)
     found = part.right.copy()
     found[5, 1, 8:16] += 7
     facts = row_structure.facts(

@@ -12,7 +12,7 @@ from checks import differs, npy, passes
 from cli_helpers import Cli
 from published import fixture, release, shipped_map
 
-from engramctl import params_file, profiles
+from engramctl import params_file, profiles, reference
 from engramctl.arrays import Array
 from engramctl.mistakes import catalogue, gate_probes, map_deltas, map_sources, rowplan
 from engramctl.mistakes.gateplan import GateInputs, GatePlan, gates, outputs
@@ -206,6 +206,23 @@ def test_two_mistakes_of_the_projection_and_one_that_is_not_known(source: Source
     assert result.structure[1].startswith("only positions 4, 5, ")
 
 
+def test_another_layers_projections_and_weights_are_told(source: Source, looked: values.Looked) -> None:
+    def through(rows: np.ndarray, layer: int, weights: int) -> np.ndarray:
+        taken = reference.lookup(source.table(layer).read_valid(rows)).reshape(len(TOKENS), -1)
+        return reference.project(taken, source.weights(weights).projection.bits())
+
+    first = values.looked_up(source, 1, TOKENS, MASK, (3, -1, 5))
+    for made, said in (
+        (through(first.rows, 1, 1), "they are layer 1's keys and value"),
+        (through(looked.rows, 14, 1), "they are this layer's rows through layer 1's projection"),
+    ):
+        result = values.check_kv(dump(made), source, 14, looked)
+        assert result.diagnosis is None
+        assert result.structure[0] == said
+    listed = values.Looked(looked.rows.reshape(-1))
+    assert values.check_kv(dump(made), source, 14, listed).structure[0] == said
+
+
 def test_a_container_without_scales_still_names_orders(container: Path) -> None:
     with open_source(container) as opened:
         looked = values.looked_up(opened, 1, TOKENS[:4])
@@ -349,6 +366,10 @@ def test_params_that_no_mistake_explains_say_where_they_differ(cli: Cli, tmp_pat
     report = differs(cli, "params", tmp_path / "params.json")
     assert report["diagnosis"] is None
     assert report["structure"] == ["multipliers: 1 of 8 entries, each by +2"]
+    constants["multipliers"] = release().multipliers[::-1].tolist()
+    (tmp_path / "params.json").write_text(json.dumps(constants))
+    moved = "layer 1 has layer 14's, layer 14 has layer 1's"
+    assert differs(cli, "params", tmp_path / "params.json")["structure"] == [f"multipliers: 8 of 8 entries, {moved}"]
 
 
 # The commands.

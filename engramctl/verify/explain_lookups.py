@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engramctl.mistakes import hashing
 from engramctl.mistakes.projectplan import Projection, ProjectPlan
+from engramctl.mistakes.tables import Reader
 from engramctl.source import Source
 from engramctl.verify import name_lookups, score_lookups
 from engramctl.verify.name_lookups import LookPlan, Lookups
@@ -66,10 +69,31 @@ def kv(
     if numbers[wrong].mean() > LEAST_NUMBERS:
         result.diagnosis = name_lookups.diagnose(plan, scorer, project=True)
     if result.diagnosis is None:
-        result.structure = kv_facts(wrong, source.sizes.streams)
+        somewhere = np.asarray(wrong.any(axis=1))
+        result.structure = [*_of_another_layer(found, source, layer, looked, somewhere)]
+        result.structure += kv_facts(wrong, source.sizes.streams)
         if not numbers.all():
             odd = int(np.count_nonzero(~numbers))
             result.structure.append(f"{odd} of {found.size} outputs are no finite numbers: `check values` says more")
+
+
+def _of_another_layer(
+    found: NDArray[np.float32], source: Source, layer: int, looked: Lookups, wrong: NDArray[np.bool_]
+) -> Iterator[str]:
+    """Is what was found within the bounds of another layer's rows and weights, or of its weights alone?"""
+    for place, other in enumerate(source.sizes.layers):
+        if other == layer:
+            continue
+        weights = projection(source, other)
+        trials = [(f"this layer's rows through layer {other}'s projection", layer, looked.rows)]
+        if looked.plan is not None and looked.case is not None:
+            rows = hashing.rows(looked.plan, looked.case, np.arange(len(looked.rows)))[:, place]
+            trials.append((f"layer {other}'s keys and value", other, rows))
+        for what, table, rows in trials:
+            reader = Reader(source.table(table), None)
+            scorer = score_lookups.KvScorer(found, Lookups(rows), reader, weights, wrong)
+            if not any(scorer.worst):
+                yield f"they are {what}"
 
 
 def kv_facts(wrong: NDArray[np.bool_], streams: int) -> list[str]:

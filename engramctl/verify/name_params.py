@@ -106,5 +106,18 @@ def facts(stored: Mapping[str, Sequence[int]], right: HashParams) -> list[str]:
         wrong = sum(have != want for have, want in zip(found, right_ones, strict=True))
         by = f", each by {int(steps.pop()):+d}" if len(steps) == 1 else ""
         order = ", the right numbers in another order" if sorted(found) == sorted(right_ones) else ""
+        order = _of_layers(found, right_ones, right.layers) or order
         made.append(f"{role}: {wrong} of {len(found)} entries{by}{order}")
     return made
+
+
+def _of_layers(found: Sequence[int], right: Sequence[int], layers: Sequence[int]) -> str:
+    """Which layers have another one's numbers, where each has those of one; nothing otherwise."""
+    size, rest = divmod(len(right), len(layers))
+    if rest or not size:
+        return ""
+    mine, truth = ([list(each[i : i + size]) for i in range(0, len(each), size)] for each in (found, right))
+    if any(one not in truth for one in mine):
+        return ""
+    others = [(layer, layers[truth.index(one)]) for layer, one in zip(layers, mine, strict=True)]
+    return "".join(f", layer {layer} has layer {other}'s" for layer, other in others if layer != other)

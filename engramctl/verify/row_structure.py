@@ -99,7 +99,8 @@ def _numbers(differs: Differs, plan: HashPlan, part: Part) -> Iterator[str]:
     if equal:
         yield f"{equal} of {total} have the right bucket under another offset"
     outside = int(np.count_nonzero(((found < offsets) | (found >= offsets + moduli)) & differs))
-    yield f"{outside} of {total} lie outside of their column's range of rows"
+    other = "; --params FILE|DIR compares with another model's constants" if 2 * outside > total else ""
+    yield f"{outside} of {total} lie outside of their column's range of rows{other}"
     moved = (np.sort(found, axis=2) == np.sort(right, axis=2)).all(axis=2) & differs.any(axis=2)
     if moved.any():
         yield f"{int(moved.sum())} times a position has a layer's right rows in other columns"
@@ -114,8 +115,19 @@ def _ids(differs: Differs, plan: HashPlan, part: Part, layers: Sequence[int]) ->
         ids = None if newest is None else invert.window(columns, plan, layer, newest)
         if ids is not None:
             where = f"position {part.case.first + t} layer {layers[place]}"
-            yield f"{where} has the rows of compressed ids {ids[::-1]}, oldest first, for {right[::-1]}"
+            filler = _filler(ids, right, plan.pad)
+            said = "" if filler is None else f": the filler is {filler}, not {plan.pad}"
+            yield f"{where} has the rows of compressed ids {ids[::-1]}, oldest first, for {right[::-1]}{said}"
             return
+
+
+def _filler(ids: Sequence[int], right: Sequence[int], pad: int) -> int | None:
+    """The one id that stands, from some slot on, where the pad should; None where others differ too."""
+    blocked = len(right)
+    while blocked and right[blocked - 1] == pad:
+        blocked -= 1
+    instead = set(ids[blocked:])
+    return instead.pop() if len(instead) == 1 and list(ids[:blocked]) == list(right[:blocked]) else None
 
 
 def slots(plan: HashPlan, part: Part, t: int) -> list[int]:
