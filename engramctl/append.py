@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engramctl import pieces, repack_split, repair_journal, room, tensor_pieces
 from engramctl.checkpoint import CheckpointSource
 from engramctl.dialect_keys import hyperparameters
 from engramctl.errors import EngramctlError
+from engramctl.identity import UNCHANGED, require_same
 from engramctl.repair import no_room, said, undo, write_over
 from engramctl.repair_plan import PADDING, head_of, require_near
 from engramctl.source import is_ple, named
@@ -142,7 +144,10 @@ def to_file(
     model = made.model
     every = [*pieces.of_file(model, model.data_start, len(made.head), []), *_pieces(made)]
     every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
-    who = repack_split.identity(made.source, made.dialect, **pieces.identity(model, made.head))
+
+    def who() -> dict[str, Any]:
+        return repack_split.identity(made.source, made.dialect, **pieces.identity(model, made.head))
+
     needed = pieces.bytes_of(model, output) + tensor_pieces.data_bytes(made.source)
     sources = [model.path, *repack_split.files_of(made.source)]
     pieces.write(output, made.size, needed, every, who, sources, resume, force, progress)
@@ -164,10 +169,12 @@ def in_place(made: AppendPlan, progress: pieces.Progress = lambda n: None) -> No
     room.require(path.parent, tensor_pieces.data_bytes(made.source), disk_of=path)
     if inserted and not ranges.inserts(path.resolve().parent):
         raise no_room(path)
+    who = repack_split.identity(made.source, made.dialect)
     repair_journal.begin(path, old, old, 0, size, body, tail, grown=True)
     with said(path, "--undo"):
         try:
             _write_tail(made, size + tail, progress)
+            require_same(path, who, repack_split.identity(made.source, made.dialect), UNCHANGED)
         except (FormatError, EngramctlError):
             undo(path)  # the checkpoint is not as it must be: nothing is left behind
             raise

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engramctl.repack_plan import Plan
 
 Identity = dict[str, Any]  # JSON by names that are fit for a message
+UNCHANGED = "do not change it while it is read"
 
 
 def of(made: Plan) -> Identity:
@@ -28,7 +29,7 @@ def of(made: Plan) -> Identity:
     found: Identity = {
         "version": __version__,
         "profile": profile,
-        "profile digest": sha256(resources.files("engramctl").joinpath(f"data/{profile}.toml").read_bytes()),
+        "profile digest": sha256(json.dumps(source.profile.facts, sort_keys=True, default=str).encode()),
         "layers": list(source.sizes.layers),
         "kv_type": made.kv_type,
         "config": None if config is None else sha256(config.encode()),

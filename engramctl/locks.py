@@ -24,6 +24,7 @@ from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
 
 MOST_BYTES = 4096
+BEGINNING = b'{"host": '
 TRIES = 100  # a lock that is given up and taken again under our eyes
 
 Holder = dict[str, Any]
@@ -82,6 +83,14 @@ def _refuse_other(path: Path) -> None:
         raise FormatError(path, None, "a lock", "a link")
     if stat.S_ISREG(status.st_mode) and status.st_size > MOST_BYTES:
         raise FormatError(path, None, f"a lock of at most {MOST_BYTES} bytes", f"{status.st_size}")
+    try:
+        with ReadFile.open(path) as file:
+            begun = file.read(0, min(file.size, len(BEGINNING)), "lock").rstrip(b"\0")
+    except FormatError:
+        path.lstat()  # gone meanwhile: that is no error
+        raise
+    if not BEGINNING.startswith(begun):  # a torn one may be cut short, or zeros
+        raise FormatError(path, None, "a lock of ours", "another file of that name")
 
 
 def _lock(file: WriteFile, path: Path, break_lock: bool) -> bool:

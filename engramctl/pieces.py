@@ -72,7 +72,7 @@ def write(
     size: int,
     needed: int,
     pieces: Sequence[Piece],
-    identity: dict[str, Any],
+    identity: Callable[[], dict[str, Any]],
     sources: Iterable[Path] = (),
     resume: bool = False,
     force: bool = False,
@@ -80,8 +80,10 @@ def write(
 ) -> None:
     """Every piece into `output` of `size` bytes, of which `needed` are no hole; bad content leaves nothing behind.
 
-    The `sources` are what the pieces are made of: none of them is written over.
+    The `sources` are what the pieces are made of: none of them is written over. `identity` says what they are, and once
+    more when all is written: what changed while it was read is refused.
     """
+    who = identity()
     room.require_name(output)
     partial, journal = (output.with_name(output.name + ending) for ending in (".partial", ".journal"))
     room.refuse_sources((output, partial, journal), sources)
@@ -89,7 +91,7 @@ def write(
     if partial.exists():
         with WriteFile.open(partial) as left:
             _take(left, partial)
-    done = _done(partial, journal, identity, resume, force)
+    done = _done(partial, journal, who, resume, force)
     if done and not (done <= len(pieces) and disk.system.status(partial).st_size == size):
         what = f"at most {len(pieces)} pieces done, in a file of {size} bytes"
         found = f"{done}, in {disk.system.status(partial).st_size}"
@@ -100,21 +102,24 @@ def write(
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(WriteFile.create(partial) if done is None else WriteFile.open(partial))
         _take(file, partial)
+        _require_own(file, partial)
         try:
             made = WriteFile.create(journal) if done is None else WriteFile.open(journal)
-            log = _Log(stack.enter_context(made), identity, done)
+            log = _Log(stack.enter_context(made), who, done)
             file.resize(size)
             for number, piece in enumerate(pieces):
                 if number >= (done or 0):
                     piece.fill(file, progress)
                     file.sync()
                     log.note(number + 1)
+            identities.require_same(output, who, identity(), identities.UNCHANGED)
+            _require_own(file, partial)
         except (FormatError, EngramctlError):
-            stack.close()
-            disk.remove(partial, journal)
+            if _is_own(file, partial):  # else what is there is another run's
+                disk.remove(partial, journal)
             raise
-    disk.publish(partial, output, force)
-    disk.remove(journal)
+        disk.publish(partial, output, force)
+        disk.remove(journal)
 
 
 def _take(file: WriteFile, partial: Path) -> None:
@@ -126,6 +131,16 @@ def _take(file: WriteFile, partial: Path) -> None:
         raise EngramctlError(str(partial), "no other run on this output", "one that writes it", hint) from None
     except OSError:
         pass
+
+
+def _is_own(file: WriteFile, partial: Path) -> bool:
+    return partial.exists() and file.is_same(partial)
+
+
+def _require_own(file: WriteFile, partial: Path) -> None:
+    """The name is still that of the file that is written: another run with --force may have begun anew."""
+    if not _is_own(file, partial):
+        raise EngramctlError(str(partial), "the file that this run writes", "another run's, or none")
 
 
 class _Log:

@@ -184,7 +184,7 @@ class _Run:
                 found = self._followed(file, durable)
                 durable.flush()
             now = self.made.identity()
-            identities.require_same(self.made.source.path, self.identity, now, "do not change it while it is read")
+            identities.require_same(self.made.source.path, self.identity, now, identities.UNCHANGED)
             log.finish()
             if found:
                 return found

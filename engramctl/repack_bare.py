@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +48,11 @@ def _bare(source: CheckpointSource, folder: Path, resume: bool, force: bool, pro
             if not (layer in done or _is_named(path)) or not _is_file(path, size):
                 done = [other for other in done if other != layer]
                 needed = _held(source, [other for other in every if other not in done])
-                piece, own = tensor_pieces.row264_piece(source.table(layer), 0), who | {"layer": layer}
+                piece = tensor_pieces.row264_piece(source.table(layer), 0)
+                own: Callable[[], dict[str, Any]] = partial(dict, who, layer=layer)
                 sources = repack_split.files_of(source)
                 pieces.write(path, size, needed, [piece], own, sources, resume=True, force=True, progress=progress)
-            identity.require_same(source.path, who, _plan(source), "do not change it while it is read")
+            identity.require_same(source.path, who, _plan(source), identity.UNCHANGED)
             if layer not in done:
                 done = [*done, layer]
                 _note(journal, who, done)

@@ -103,7 +103,10 @@ def split(
     layout = gguf.encode_header(keys, infos(source, SPLIT_I8, kv_type))
     head = pieces.Piece("header", lambda file, progress: file.write(0, layout.header))
     every = [*fill(source, SPLIT_I8, kv_type, layout.starts), head]
-    who = identity(source, SPLIT_I8, kv_type=kv_type, header=hashlib.sha256(layout.header).hexdigest())
+
+    def who() -> dict[str, Any]:
+        return identity(source, SPLIT_I8, kv_type=kv_type, header=hashlib.sha256(layout.header).hexdigest())
+
     needed = tensor_pieces.data_bytes(source) + len(layout.header)
     pieces.write(output, layout.file_size, needed, every, who, files_of(source), resume, force, progress)
     return layout.file_size

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from engramctl import pieces, repair_journal
@@ -48,9 +49,10 @@ def to_file(
     size = made.data_start + header.file_size - made.old_end
     every = pieces.of_file(header, made.old_end, made.data_start, ways)
     every.append(pieces.Piece("header", lambda file, advance: file.write(0, made.head)))
-    who, needed = pieces.identity(header, made.head), pieces.bytes_of(header, output)
+    needed = pieces.bytes_of(header, output)
     origin = Path(made.truth.origin)  # of a profile there is no such file
     sources = [header.path, *gguf_split.beside(header.path), *gguf_split.beside(origin), origin]
+    who = partial(pieces.identity, header, made.head)
     pieces.write(output, size, needed, every, who, sources, resume, force, progress)
     return ways[-1]
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,10 @@ def _plan(stack: ExitStack, path: Path, profile: Profile) -> Plan:
     config = header.keys[dialect.config].value if dialect.config in header.keys else None
     if config is None and sizes is not None:
         config = _config(sizes, profile)
-    return Plan(held, profile, weights, config, constants.get("token_map"))
+    ids = constants.get("token_map")
+    if ids is not None and not all(0 <= each < 1 << 32 for each in ids):
+        raise FormatError(path, "token map", "compressed ids of 32 bits", "others")
+    return Plan(held, profile, weights, config, ids)
 
 
 def _write(plan: Plan, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -164,7 +168,7 @@ def _shards(folder: Path, plan: Plan, progress: Progress) -> list[dict[str, str]
         every = [_array(0, np.frombuffer(head, np.uint8)), *(_piece(plan, table, places, *edge) for edge in edges)]
         every += [_array(places[role], array) for role, array in arrays.items()]
         needed = _needed(table for _, table, *_ in rest[number:])
-        pieces.write(shard, size, needed, every, {"shard": shard.name}, resume=True, progress=progress)
+        pieces.write(shard, size, needed, every, partial(dict, shard=shard.name), resume=True, progress=progress)
     return made
 
 
@@ -252,6 +256,8 @@ def _values(file: ReadFile, tensor: TensorInfo) -> NDArray[np.float32]:
 
 def requantise(values: NDArray[np.float32], name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """[N, K] values -> E4M3 codes and E8M0 scales of 32 x 32 blocks, exactly; `EngramctlError` where they are none."""
+    if not np.isfinite(values).all():
+        raise EngramctlError(name, "finite values", "an infinity or a NaN")
     rows, columns = values.shape
     down, across = -(-rows // PROJECTION_BLOCK), -(-columns // PROJECTION_BLOCK)
     codes, scales = np.empty((rows, columns), np.uint8), np.empty((down, across), np.uint8)

@@ -107,9 +107,11 @@ def build(tokenizer: Tokenizer, path: Path) -> NDArray[np.uint32]:
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
     """Text -> token ids: no BOS added, special tokens parsed, whatever the file says about truncation and padding."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise EngramctlError("--text", "UTF-8", "bytes that are none in this locale", "LC_ALL=C.UTF-8 reads UTF-8")
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    with library("--text", "text that the tokenizer takes"):  # no word that it lacks, no lone surrogate
+    with library("--text", "text that the tokenizer takes"):  # no word that it lacks
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
 
 

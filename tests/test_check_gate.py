@@ -63,6 +63,12 @@ def test_either_is_enough(cli: Cli, tmp_path: Path, arrays: Arrays, one: str) ->
     assert passes(cli, "gate", saved(tmp_path, arrays))["coverage"]["checked"] == arrays[one].size
 
 
+def test_a_dump_of_nothing_is_refused(cli: Cli, tmp_path: Path, arrays: Arrays) -> None:
+    none = {name: array if "weight" in name else array[:0] for name, array in arrays.items()}
+    refusal = cli.refused(tmp_path, "check", "gate", saved(tmp_path, none))
+    assert refusal.expected == "[T, streams, D], none of them 0"
+
+
 @pytest.mark.parametrize("mistake", [name for name in CASE["negative_control_gates"] if name != "eps_1e-6"])
 def test_a_published_mistake_is_found(cli: Cli, tmp_path: Path, arrays: Arrays, mistake: str) -> None:
     arrays["gate"] = np.array(CASE["negative_control_gates"][mistake], np.float32)

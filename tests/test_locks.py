@@ -88,10 +88,20 @@ def test_a_killed_process_that_its_parent_has_not_reaped_holds_nothing(locked: L
         locked.runs()
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"host": 5}', b'{"pid": "x"}', b"\xff" * 4096])
+@pytest.mark.parametrize("text", [b"", b"{", b'{"host": 5}', b'{"host": "a", "p' + bytes(60), bytes(4096)])
 def test_a_lock_that_says_nothing_holds_nothing(locked: Locked, text: bytes) -> None:
     locked.lock.write_bytes(text)
     locked.runs()
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",), ("--force",), ("--break-lock",)])
+@pytest.mark.parametrize("text", [b"precious\n", b"[]", b'{"pid": "x"}', b"\xff" * 4096, b'{\n  "nodes": {}'])
+def test_somebodys_file_that_is_called_as_a_lock_is_kept(locked: Locked, text: bytes, more: tuple[str, ...]) -> None:
+    """As `-o flake` would meet flake.lock."""
+    locked.lock.write_bytes(text)
+    refusal = locked.refused(*more)
+    assert (refusal.where, refusal.expected) == (str(locked.lock), "a lock of ours")
+    assert locked.lock.read_bytes() == text
 
 
 @pytest.mark.parametrize("more", [(), ("--resume",), ("--force",), ("--break-lock",)])

@@ -236,6 +236,35 @@ def test_unpack_refuses_lossy_rows_with_the_reason(cli: Cli, model: Model, tmp_p
     assert not (tmp_path / "back").exists()
 
 
+def test_unpack_refuses_numbers_that_a_checkpoint_does_not_hold_before_it_begins_or_leaves_nothing(
+    cli: Cli, model: Model, tmp_path: Path
+) -> None:
+    split = files.make("split-i8", tmp_path, model)
+    header, data = gguf_file.read_header(split), bytearray(split.read_bytes())
+    at = header.tensor("blk.1.engram_kv.weight").start
+    data[at : at + 2] = np.array([np.nan], np.float16).tobytes()
+    split.write_bytes(data)
+    refusal = cli.refused(tmp_path, "unpack", split, "-o", tmp_path / "back")
+    assert refusal.expected.startswith("finite values")
+    sidecar = files.make("engram-sidecar", tmp_path, model)
+    data = bytearray(sidecar.read_bytes())
+    data[gguf_file.read_header(sidecar).tensor("engram.token_map").start + 3] = 0xFF
+    sidecar.write_bytes(data)
+    assert cli.refused(tmp_path, "unpack", sidecar, "-o", tmp_path / "back").expected == "compressed ids of 32 bits"
+
+
+def test_a_changed_config_inside_a_split_container_is_found(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    split, other = tmp_path / "split.gguf", tmp_path / "other.gguf"
+    cli.ok("repack", tiny, "--dialect", "split-i8", "-o", split)
+    data = split.read_bytes()
+    assert data.count(b'"rms_norm_eps": 1e-20') == 1
+    other.write_bytes(data.replace(b'"rms_norm_eps": 1e-20', b'"rms_norm_eps": 1e-02'))
+    passes(cli, "packing", tiny, split)
+    for one in (tiny, split):
+        found = differs(cli, "packing", one, other)["findings"]
+        assert [each["where"] for each in found] == ["config.text_config.rms_norm_eps"]
+
+
 def test_unpack_takes_a_file_of_rows(cli: Cli, tiny: Path, model: Model, tmp_path: Path) -> None:
     cli.ok("repack", tiny, "-o", tmp_path / "rows", "--dialect", "row264-bare")
     cli.ok("unpack", tmp_path / "rows" / "engram-l14-packed.bin", "-o", tmp_path / "back")

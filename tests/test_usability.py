@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checks import differs, npy, only, passes
-from cli_helpers import Cli, Copy
+from cli_helpers import ROOT, Cli, Copy
+from faults import Faulty
 
 import engramctl
 from engramctl import demo, kinds, repack, report, vocabulary
 from engramctl.errors import EngramctlError
+from formats import disk
 from formats.errors import FormatError
 
 EXTRA = vocabulary.extra_tokenizer()
@@ -400,6 +402,47 @@ def test_nor_over_any_other_input(cli: Cli, container: Path, tiny: Path, tmp_pat
     ):
         refusal = cli.refused(tmp_path, *words, "-o", output, "--force")
         assert refusal.expected == "an output that is none of its own sources", words
+
+
+def test_nor_over_a_profile_of_ones_own_or_the_map_that_was_given(
+    cli: Cli, container: Path, tiny: Path, tmp_path: Path
+) -> None:
+    own, given = tmp_path / "own.toml", tmp_path / "map.bin"
+    shipped = (ROOT / "engramctl" / "data" / "deepseek-v4.1-flash.toml").read_text("utf-8")
+    own.write_text(shipped.replace('name = "deepseek-v4.1-flash"', 'name = "mine"'))
+    cli.ok("map", tiny / "tokenizer.json", "-o", given, "--allow-mismatch")
+    for words in (
+        ("hash", "--ids", "5"),
+        ("lookup", container, "--layer", 1, "--rows", "5"),
+        ("run", container, "--layer", 1, "--ids", "5", "--stop-at", "rows"),
+        ("params",),
+        ("map", tiny),
+        ("probe", "hash"),
+        ("probe", "gate"),
+        ("repack", tiny),
+        ("repack", tiny, "--dialect", "split-i8"),
+        ("repair", container),
+    ):
+        refusal = cli.refused(tmp_path, *words, "--profile", own, "-o", own, "--force")
+        assert refusal.expected == "an output that is none of its own sources", words
+    for more in ((), ("--dialect", "split-i8")):
+        refusal = cli.refused(tmp_path, "repack", tiny, "--token-map", given, "-o", given, *more, "--force")
+        assert refusal.expected == "an output that is none of its own sources"
+
+
+def test_a_profile_of_ones_own_converts_to_the_same_bytes_and_is_known_by_its_facts(
+    cli: Cli, container: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = (ROOT / "engramctl" / "data" / "deepseek-v4.1-flash.toml").read_text("utf-8")
+    own = tmp_path / "own.toml"
+    own.write_text(shipped.replace('name = "deepseek-v4.1-flash"', 'name = "mine"'))
+    words = ("repack", tiny, "--profile", own, "-o", tmp_path / "o.gguf")
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "system", Faulty(room=container.stat().st_size // 2))
+        assert cli(*words).code == 2
+    own.write_text(own.read_text("utf-8") + "\n# nothing new\n")
+    cli.ok(*words, "--resume")
+    assert (tmp_path / "o.gguf").read_bytes() == container.read_bytes()
 
 
 @pytest.mark.parametrize("output", ["", ".", "/"])

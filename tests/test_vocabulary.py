@@ -330,8 +330,9 @@ def test_truncation_and_padding_in_the_file_do_not_touch_the_text(tiny: Tokenize
     assert vocabulary.encode(cut, text).tolist() == vocabulary.encode(tiny, text).tolist()
 
 
-def test_text_that_the_tokenizer_does_not_take_is_refused(tiny: Tokenizer) -> None:
-    with pytest.raises(FormatError, match=r"^--text: expected text that the tokenizer takes, found "):
+def test_text_that_is_not_utf_8_is_refused_with_the_way_to_read_it(tiny: Tokenizer) -> None:
+    """As an argument arrives in the C locale."""
+    with pytest.raises(EngramctlError, match=r"^--text: expected UTF-8, found bytes that are none in this locale"):
         vocabulary.encode(tiny, "\ud800")
 
 

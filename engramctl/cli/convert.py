@@ -79,7 +79,7 @@ def make_map(
     from formats import token_map
 
     refuse_both(json, output)
-    refuse_source(output, source)
+    refuse_source(output, source, profile=profile)
     form = form_of(to, output, {".npy": MapForm.npy, ".json": MapForm.json}, MapForm.u32)
     if output == STDIN:
         refuse_existing(output, force, binary=form is not MapForm.json)
@@ -148,7 +148,7 @@ def params(
     from engramctl.cli import edge
     from engramctl.cli.output import emit, form_of, refuse_existing, refuse_source
 
-    refuse_source(output, source, token_map)
+    refuse_source(output, source, token_map, profile=profile)
     form = form_of(to, output, PARAMS_ENDINGS, ParamsForm.json)
     if output == STDIN:
         refuse_existing(output, force, binary=form is ParamsForm.npz)

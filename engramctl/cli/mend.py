@@ -53,6 +53,7 @@ def repair(
     from engramctl import repair as mend
     from engramctl import report
     from engramctl.cli import edge
+    from engramctl.cli.output import refuse_source
 
     ways = [name for name, given in (("-o", output), ("--in-place", in_place), ("--dry-run", dry_run)) if given]
     if undo or (resume and output is None):
@@ -68,6 +69,7 @@ def repair(
         return
     if len(ways) != 1 or output == STDIN:
         raise EngramctlError("repair", "one of -o FILE, --in-place and --dry-run", " and ".join(ways) or "none")
+    refuse_source(output, profile=profile)
     with mend.alone(file) if in_place else nullcontext():
         made = _plan(file, source, to_dialect, profile)
         way = "nothing to do" if not made.changes else "dry run"

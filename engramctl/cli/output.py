@@ -36,10 +36,11 @@ def form_of(to: Form | None, output: Path | None, endings: dict[str, Form], defa
     return to or (default if output is None else endings.get(output.suffix.lower(), default))
 
 
-def refuse_source(output: Path | None, *sources: Path | None) -> None:
-    """Before the work: nothing is written over what it is made from."""
+def refuse_source(output: Path | None, *sources: Path | None, profile: str | None = None) -> None:
+    """Before the work: nothing is written over what it is made from, a profile of one's own included."""
     if output is not None and output != STDIN:
-        room.refuse_sources([output], [source for source in sources if source is not None and source != STDIN])
+        every = [*sources, Path(profile) if profile and profile.endswith(".toml") else None]
+        room.refuse_sources([output], [source for source in every if source is not None and source != STDIN])
 
 
 def refuse_existing(path: Path, force: bool, binary: bool = False) -> None:

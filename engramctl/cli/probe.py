@@ -39,7 +39,7 @@ def hash_(
     from engramctl.siblings import checking
 
     refuse_both(json, output)
-    refuse_source(output, params, tokenizer, token_map)
+    refuse_source(output, params, tokenizer, token_map, profile=profile)
     if output.suffix in ARRAYS:
         raise EngramctlError("--output", "a name for JSON, such as probe.json", output.name)
     found = constants.read(params, profile, token_map).params
@@ -81,11 +81,12 @@ def gate_(
     Each known mistake of the gate shows on them, and no two look alike.
     """
     from engramctl import profiles, report
-    from engramctl.cli.output import emit, refuse_both
+    from engramctl.cli.output import emit, refuse_both, refuse_source
     from engramctl.mistakes import gate_probe_file
     from engramctl.siblings import checking
 
     refuse_both(json, output)
+    refuse_source(output, profile=profile)
     known = profiles.load(profile)
     checking.expect_v41(known.rule, "probe gate")
     made = gate_probe_file.make(known, hidden or known.sizes.hidden, answers)

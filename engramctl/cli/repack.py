@@ -92,12 +92,13 @@ def repack(
     from engramctl.checkpoint import open_checkpoint
     from engramctl.cli import edge
     from engramctl.cli.inputs import integers
-    from engramctl.cli.output import kept
+    from engramctl.cli.output import kept, refuse_source
     from engramctl.errors import EngramctlError
     from formats.dialects import DS4
 
     if output == STDIN or (output is None and not dry_run and not in_place):
         raise EngramctlError("--output", "-o FILE, a container to write", "none" if output is None else "- (no stream)")
+    refuse_source(output, token_map, profile=profile)
     if siblings.profile_of(checkpoint, profile) is not None:
         from engramctl.siblings import commands
 

@@ -107,7 +107,7 @@ def run(
     from engramctl.source import V41_ROWS, open_source, the_layer
 
     refuse_both(json, output)
-    refuse_source(output, source, ids_file, mask_file, hidden, tokenizer, token_map)
+    refuse_source(output, source, ids_file, mask_file, hidden, tokenizer, token_map, profile=profile)
     refuse_existing(output, force, binary=True)
     if shard is not None and stop_at not in (StopAt.rows, StopAt.values):
         what = "--stop-at values: parts of values add up, their projections do not"

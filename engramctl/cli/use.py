@@ -97,7 +97,7 @@ def hash_(
     from engramctl.cli.output import emit, form_of, refuse_existing, refuse_source
     from engramctl.errors import EngramctlError
 
-    refuse_source(output, *(files or ()), ids_file, mask_file, params, tokenizer, token_map)
+    refuse_source(output, *(files or ()), ids_file, mask_file, params, tokenizer, token_map, profile=profile)
     form = form_of(to, output, ROWS_ENDINGS, RowsForm.tsv)
     refuse_existing(output, force, binary=check is None and form in (RowsForm.npy, RowsForm.u32))
     if threads is not None:
@@ -162,7 +162,7 @@ def lookup(
     from engramctl.source import open_source, the_layer
     from engramctl.tables import open_tables
 
-    refuse_source(output, source, rows_file)
+    refuse_source(output, source, rows_file, profile=profile)
     refuse_existing(output, force, binary=True)
     if threads is not None:
         pool.use(threads)

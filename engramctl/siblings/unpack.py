@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import unfinished
+from engramctl import identity, unfinished
 from engramctl.errors import EngramctlError
 from engramctl.extents import chunks
 from engramctl.profiles import Profile, load
@@ -48,7 +48,7 @@ def write(
     output = output if output.name not in ("", "..") else output.resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
     with unfinished.alone(unfinished.lock_of(output)):
-        who = {"dialect": DIALECT, "of": source.path.name}
+        who = _identity(source)
         if not (output / unfinished.JOURNAL).is_file():  # else a run was killed after the folder got its name
             disk.refuse_existing(output, force)
             if output.exists():
@@ -60,11 +60,17 @@ def write(
         partial = unfinished.begin(output, who, False, left)
         try:
             _write(partial, source, profile, codes, progress)
+            identity.require_same(source.path, who, _identity(source), identity.UNCHANGED)
         except BaseException:
             unfinished.remove(partial)
             raise
         unfinished.finish(output)
     return kind
+
+
+def _identity(source: PleContainer) -> identity.Identity:
+    status = disk.system.status(source.path)
+    return {"dialect": DIALECT, "of": source.path.name, "size": status.st_size, "time": status.st_mtime_ns}
 
 
 def _write(

@@ -83,7 +83,7 @@ def _write(made: Plan, output: Path, options: Options) -> str | None:
             try:
                 _fill(made, file, log, options)
                 now = _identity(made)
-                identity.require_same(made.source.path, ours, now, "do not change it while it is read")
+                identity.require_same(made.source.path, ours, now, identity.UNCHANGED)
                 log.finish()
             except ShortFileError:
                 raise

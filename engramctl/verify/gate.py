@@ -44,8 +44,8 @@ def read(dump: Dump, f32: bool = False) -> tuple[Inputs, NDArray[np.float32] | N
     if "gate" not in arrays and "out" not in arrays:
         raise FormatError(dump.where, None, "an array gate or out", f"{', '.join(sorted(arrays)) or 'none'}"[:120])
     shape = dump.named("hidden").shape
-    if len(shape) != 3 or not shape[1] or not shape[2]:
-        raise FormatError(dump.where, "array hidden", "[T, streams, D]", f"{list(shape)}")
+    if len(shape) != 3 or not all(shape):
+        raise FormatError(dump.where, "array hidden", "[T, streams, D], none of them 0", f"{list(shape)}")
     T, S, D = shape
     mask = _mask(dump, T)
     hidden = _states(dump.named("hidden").load(dumps.DTYPES, (T, S, D)), dump.where, "hidden", f32)

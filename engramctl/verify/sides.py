@@ -64,6 +64,7 @@ class Side:
     texts: Mapping[str, str] | None  # config and encoding, where the dialect has them
     sizes: Sizes | None  # the whole model's
     kind: str = ""  # a container's dialect
+    needs_texts: bool = True  # or they are compared only where the other side has them too
 
 
 def open_side(
@@ -127,15 +128,18 @@ def of_container(stack: ExitStack, path: Path, profile: Profile) -> Side:
             if tensor is not None:
                 weights[layer, role] = _weight_of(files.of(tensor), path, tensor)
     texts: dict[str, str] | None = None
-    if dialect.layout == "row264" and "encoding" in dialect.keys:
+    needed = dialect.layout == "row264" and "encoding" in dialect.keys
+    if needed:
         named = (("encoding", dialect.keys["encoding"].name), ("config", dialect.config))
         texts = {role: str(header.keys[key].value) for role, key in named if key in header.keys}
+    elif dialect.config in header.keys:  # of its own accord: compared where it is there
+        texts = {"config": str(header.keys[dialect.config].value)}
     whole = container_sizes.of_container(header, dialect, stored.constants, profile)
 
     def expected(layers: tuple[int, ...]) -> list[Expectation]:
         return [Expectation(f"in {path}", stored.constants)]
 
-    return Side(path, tables, weights, expected, stored, texts, whole, dialect.name)
+    return Side(path, tables, weights, expected, stored, texts, whole, dialect.name, needed)
 
 
 def _weight_of(file: ReadFile, path: Path, tensor: TensorInfo) -> Weight:
