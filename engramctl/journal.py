@@ -30,6 +30,7 @@ from formats.tree_digest import DIGEST_BYTES
 Point = tuple[int, int]  # tensor number, row of it: everything of the slice before is durable
 START: Point = (0, 0)
 MOST_LEAVES = 1 << 22  # in one file: digests of 4.5 TB of rows; a count of more is none of ours
+PART_CHANGED = "bring back what changed, or write each part again with --part i/n --force"
 Leaves = dict[int, dict[int, bytes]]  # by tensor number and block
 
 
@@ -109,8 +110,8 @@ class Said:
         self.leaves: Leaves = {}
         self._room = MOST_LEAVES
 
-    def require_plan(self, now: Identity) -> None:
-        identity.require_same(f"{self.path}: the journal's plan", self.plan, now, CHANGED)
+    def require_plan(self, now: Identity, hint: str = CHANGED) -> None:
+        identity.require_same(f"{self.path}: the journal's plan", self.plan, now, hint)
 
     def require_points(self, rows: Sequence[int]) -> None:
         """The last point lies in the plan's tensors, which have these rows."""
@@ -144,6 +145,12 @@ class Said:
                     self._room -= 1
         except (TypeError, ValueError, AttributeError):
             raise FormatError(self.path, where, "leaves of a digest", "something else") from None
+
+
+def begun(path: Path) -> Said | None:
+    """What the journal's first line says, and not how far its slice is; None where there is none, or none whole."""
+    head = journal_file.head(path) if path.exists() else []
+    return Said(path, head[0]) if head else None
 
 
 def read(path: Path) -> Said | None:

@@ -54,7 +54,7 @@ def refuse_other(path: Path, expected: str, allowed: tuple[str, ...] = (), hint:
     from a container where a checkpoint is expected."""
     kind = name(path)
     if kind is not None and kind not in allowed:
-        on = "repack --resume finishes it" if kind == UNFINISHED else None
+        on = _way_on(path) if kind == UNFINISHED else None
         if kind == GGUF and expected == CHECKPOINT:
             on = hint or f"unpack {path} -o DIR makes a checkpoint of it"
         raise EngramctlError(str(path), expected, kind, on)
@@ -67,6 +67,12 @@ def refuse_unknown(path: Path, expected: str) -> None:
         with ReadFile.open(path) as file:
             if file.size > LENGTH_BYTES and file.read(LENGTH_BYTES, 1, "data") != b"{":
                 raise EngramctlError(str(path), expected, "data of no kind that is known here")
+
+
+def _way_on(path: Path) -> str:
+    from engramctl.workspace import way_on  # which knows of journals, and imports much
+
+    return way_on(path)
 
 
 def unfinished(path: Path) -> str | None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from engramctl import digests, journal, slices, threads, workspace
 from engramctl.errors import EngramctlError
 from engramctl.journal import Leaves, Said
-from engramctl.journal_file import BOTH_WAYS
 from engramctl.repack import Options, Written
 from engramctl.repack_jobs import remaining_bytes
 from engramctl.repack_plan import Plan
 from engramctl.slices import Slice
+from engramctl.workspace import WHOLE_WAYS
 
 
 def merge(made: Plan, output: Path, options: Options) -> Written:
@@ -44,10 +44,10 @@ def _parts(made: Plan, output: Path, every: Slice, published: bool) -> dict[Slic
     for part, path in workspace.journals(output, every).items():
         said = journal.read(path)
         if part.whole:
-            raise EngramctlError(str(path), "parts to merge", "a conversion of all rows", BOTH_WAYS)
+            raise EngramctlError(str(path), "parts to merge", "a conversion of all rows", WHOLE_WAYS)
         if said is None or not said.finished:
             raise EngramctlError(str(path), "a finished part", "an unfinished one", "--resume finishes it")
-        said.require_plan(identity)
+        said.require_plan(identity, journal.PART_CHANGED)
         said.require_end(remaining_bytes(made, part, said.point))
         if not published:
             workspace.require_mark(output, said, made.layout.file_size, made.layout.header)

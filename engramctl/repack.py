@@ -164,6 +164,8 @@ class _Run:
         if self.options.force and not self.options.resume:
             workspace.forget(self.output, self.part, every)
         workspace.refuse_others(self.output, self.part, self.made.source.sizes)
+        if self.options.resume or not self.options.force:  # else all parts are being written again, one by one
+            workspace.refuse_other_plans(self.output, self.part, every, self.identity)
         with ExitStack() as opened:
             if said is not None and partial.exists():
                 self._require_plan(said)

@@ -17,6 +17,7 @@ from engramctl.profiles import Profile, Sizes
 from engramctl.source import FoundMap, fitting_map, is_container, subset_params
 from formats import gguf_split, recognise
 from formats.dialect import Dialect
+from formats.dialects import DS4
 from formats.errors import FormatError
 from formats.gguf_file import GgufHeader
 
@@ -54,7 +55,10 @@ def find(
         if rows.get(layer, count) != count:
             where = f"{count} rows in layer {layer}, as {truth.origin} has them"
             raise EngramctlError(str(header.path), where, f"{rows[layer]}", _other(source))
-    return replace(truth, params=params.check(truth.origin))
+    truth = replace(truth, params=params.check(truth.origin))
+    if truth.config_text is not None:
+        _require_gates(header, dialect, truth)
+    return truth
 
 
 def _other(source: Path | None) -> str | None:
@@ -76,10 +80,28 @@ def _truth(
     if is_container(source) or _is_params(source):
         known = constants.read(source, profile_name)
         whole = known.whole or _sizes_beside(header, dialect, known.params, profile)
-        return _checked(known.params, whole, str(source), profile)
+        text = _config_text(source) if is_container(source) else None
+        return replace(_checked(known.params, whole, str(source), profile), config_text=text)
     found = maps.read(source, profile)
     sizes = _sizes_beside(header, dialect, found.ids, profile)
     return _derived(sizes, fitting_map(found, sizes, source), str(source), profile)
+
+
+def _config_text(source: Path) -> str | None:
+    """The config that another container carries, which its sizes were read from."""
+    header = gguf_split.read_model(source)
+    held = header.keys.get((recognise.recognise(header).best or DS4).config)
+    return held.value if held is not None and isinstance(held.value, str) else None
+
+
+def _require_gates(header: GgufHeader, dialect: Dialect, truth: Truth) -> None:
+    """A config that is to be written has the hidden states' sizes that the file's own gate weights have."""
+    wanted = [truth.sizes.hidden, truth.sizes.streams]
+    for layer in truth.params.layers:
+        gate = header.named.get(dialect.tensors.get("q_weight", "").format(layer=layer))
+        if gate is not None and len(gate.shape) == 2 and list(gate.shape) != wanted:
+            where = f"{header.path}: tensor {gate.name}"
+            raise EngramctlError(where, f"{wanted}, as the config of {truth.origin} has them", f"{list(gate.shape)}")
 
 
 def _is_params(path: Path) -> bool:

@@ -135,7 +135,7 @@ def _container(path: Path, profile: Profile, header: GgufHeader) -> dict[str, An
     return {
         "path": str(path),
         "kind": "container",
-        "unfinished": kinds.unfinished(path) is not None,
+        **show_files.left(path),
         "dialect": None if seen.dialect is None else seen.dialect.name,
         "nearest": None if nearest is None else nearest.name,
         "sure": seen.sure,

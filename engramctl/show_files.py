@@ -91,11 +91,19 @@ def map_file(path: Path, profile: Profile) -> dict[str, Any]:
     }
 
 
+def left(path: Path) -> dict[str, Any]:
+    """Whether a repack has left the file unfinished, and then how it is finished."""
+    from engramctl import kinds, workspace
+
+    there = kinds.unfinished(path) is not None
+    return {"unfinished": there, **({"way_on": workspace.way_on(path)} if there else {})}
+
+
 def unfinished(path: Path, profile: Profile) -> dict[str, Any]:
     """A repack's output before it has a header."""
     nothing: dict[str, Any] = {"missing": [], "wrong": [], "notes": [], "tensors": [], "constants": {}, "loaders": {}}
     more = {"token_map": {"origin": None}, **dict.fromkeys(("dialect", "nearest", "config_problem"))}
-    return {"path": str(path), "kind": "file", "unfinished": True, **nothing, **more, **_no_model(profile)}
+    return {"path": str(path), "kind": "file", **left(path), **nothing, **more, **_no_model(profile)}
 
 
 def _no_model(profile: Profile) -> dict[str, Any]:

@@ -14,7 +14,7 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found.get("sure"):
         pairs.append(("sure", found["sure"]))
     if found.get("unfinished"):
-        pairs.append(("unfinished", "repack has not finished it; --resume does"))
+        pairs.append(("unfinished", f"repack has not finished it; {found['way_on']}"))
     pairs += [("note", note) for note in found.get("notes", [])]
     pairs += [("missing", name) for name in found["missing"]]
     pairs += [("missing shard", name) for name in found.get("missing_shards", [])]

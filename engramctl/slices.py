@@ -17,6 +17,7 @@ from engramctl.errors import EngramctlError
 from engramctl.profiles import Sizes
 from formats import tree_digest
 
+MOST_PARTS = 1000  # that are tried, to say of how many a part is one
 LEAVES_TO_ALIGN = 16  # parts at least this many leaves long are cut between leaves, so that none is hashed twice
 
 
@@ -90,6 +91,18 @@ def of_part(sizes: Sizes, text: str) -> Slice:
     if not 1 <= i <= n:
         raise EngramctlError("--part", "i/n with i from 1 to n", f"{text!r:.40}")
     return Slice(_edge(sizes, i - 1, n), _edge(sizes, i, n))
+
+
+def count_of(part: Slice, sizes: Sizes) -> int | None:
+    """The least n of which it is a part i/n; None where it is none of the first thousand."""
+    for n in range(1, MOST_PARTS + 1):
+        i = part.first * n // max(sum(sizes.rows), 1) + 1  # of evenly cut parts; edges lie up to a leaf before
+        if any(
+            1 <= each <= n and (_edge(sizes, each - 1, n), _edge(sizes, each, n)) == (part.first, part.last)
+            for each in (i, i + 1)
+        ):
+            return n
+    return None
 
 
 def _edge(sizes: Sizes, i: int, n: int) -> int:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from engramctl import locks, room, slices
+from engramctl import journal, locks, room, slices
 from engramctl.errors import EngramctlError
 from engramctl.identity import Identity
 from engramctl.journal import Journal, Said
@@ -25,6 +25,7 @@ from formats.errors import FormatError
 
 MARK_BYTES = 64  # within one sector: a disk writes them all or none
 MARK = "engramctl partial "
+WHOLE_WAYS = "without --part, --layer, --rows and --merge: --resume finishes it, --force starts it again"
 
 
 def partial_of(output: Path) -> Path:
@@ -69,9 +70,41 @@ def refuse_others(output: Path, part: Slice, sizes: Sizes) -> None:
     """Refuse a slice that shares rows with one whose journal is there, done or not."""
     for other, path in journals(output, slices.whole(sizes)).items():
         if other != part and part.overlaps(other):
-            hint = "--merge puts finished parts together; --force gives the parts up" if part.whole else BOTH_WAYS
             found = "a conversion of all rows" if other.whole else f"a part with {other.words(sizes)}"
+            hint = WHOLE_WAYS if other.whole else _ways_of_part(other, part.whole, sizes)
             raise EngramctlError(str(path), "no unfinished output that shares rows", found, hint)
+
+
+def _ways_of_part(there: Slice, whole: bool, sizes: Sizes) -> str:
+    """What works where a part is there that another one, or a conversion of all rows, shares rows with."""
+    count = slices.count_of(there, sizes)
+    more = f"--part i/{count} makes" if count else "--layer and --rows make"
+    gives_up = "--force" if whole else "--force without --part, --layer and --rows"
+    return f"{more} the other parts, --merge puts finished parts together; {gives_up} gives the parts up"
+
+
+def refuse_other_plans(output: Path, part: Slice, every: Slice, plan: Identity) -> None:
+    """Refuse a part of a plan that the other parts there do not have: they would never be merged."""
+    for other, path in journals(output, every).items():
+        said = None if other == part or other.whole else journal.begun(path)
+        if said is not None:
+            said.require_plan(plan, journal.PART_CHANGED)
+
+
+def way_on(partial: Path) -> str:
+    """How a `.partial` is finished: as the journals beside it say."""
+    output = partial.with_name(partial.name.removesuffix(".partial"))
+    parts = [path for part, path in _beside(output, Slice(0, 0, whole=True), ".journal").items() if not part.whole]
+    if not parts:
+        return "repack --resume finishes it"
+    done = 0
+    for path in parts:
+        with contextlib.suppress(FormatError):
+            said = journal.read(path)
+            done += said is not None and said.finished
+    if done == len(parts):
+        return f"{done} {'part is' if done == 1 else 'parts are'} done; when all are, repack --merge finishes it"
+    return "repack --resume finishes each part, --merge then puts them together"
 
 
 def refuse_leftovers(output: Path, part: Slice, resume: bool) -> None:

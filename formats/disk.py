@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from formats.closing import Closing
-from formats.errors import FormatError, ShortFileError
+from formats.errors import FormatError, ShortFileError, before_end
 from formats.system import PathLike, System
 
 MOST_NAME = 255  # bytes, on every file system in use
@@ -76,7 +76,8 @@ class ReadFile(_Open):
     def read(self, offset: int, count: int, what: str) -> bytes:
         """`count` bytes at `offset`; the file's end is looked at before memory is asked for."""
         if offset < 0 or count < 0 or offset + count > self.size:
-            raise FormatError(self.path, offset, f"{count} bytes of {what}", f"{max(self.size - offset, 0)}")
+            left = max(self.size - offset, 0)
+            raise FormatError(self.path, offset, f"{count} bytes of {what}", before_end(left, self.size))
         data = bytearray(count)
         self.read_into(memoryview(data), offset, what)
         return bytes(data)

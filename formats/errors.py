@@ -27,6 +27,11 @@ class ShortFileError(FormatError):
     """Bytes that were there when the file was opened are gone: it was cut while it was read, or its disk fails."""
 
 
+def before_end(what: object, size: int) -> str:
+    """That something stops, or would have to, where a file of `size` bytes does: it may have been cut."""
+    return f"{what} before the file ends at byte {size}"
+
+
 def shown(value: object, longest: int = 80) -> str:
     """A value out of a file, fit for one line of a message: quoted, escaped, cut; lists and objects by their count."""
     if isinstance(value, list):

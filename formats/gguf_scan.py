@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.disk import ReadFile
-from formats.errors import FormatError, shown
+from formats.errors import FormatError, before_end, shown
 from formats.gguf_values import COUNT_BYTES, DTYPES, TYPE_BYTES, ValueType
 
 HEADER_LIMIT = 1 << 26  # a real header with a tokenizer of 256 Ki tokens takes a quarter of it
@@ -43,7 +43,7 @@ class Scan:
                 raise FormatError(
                     self.path, self.position, f"a header of at most {HEADER_LIMIT} bytes", f"more, in {what}"
                 )
-            raise FormatError(self.path, self.position, f"{count} bytes of {what}", f"{left}")
+            raise FormatError(self.path, self.position, f"{count} bytes of {what}", before_end(left, self._end))
         self._base, self._at = self.position, 0
         self._window = self._file.read(self._base, min(max(count, WINDOW), left), what)
 
@@ -64,7 +64,9 @@ class Scan:
         count = self.long(f"the count of {what}")
         most = min(limit, (self._end - self.position) // least)
         if count > most:
-            raise FormatError(self.path, at, f"at most {most} {what}", f"{count}")
+            bound = f"at most {most} {what}"
+            ends = most < limit and self._end == self._file.size
+            raise FormatError(self.path, at, before_end(bound, self._end) if ends else bound, f"{count}")
         return count
 
     def value_type(self, key: str) -> ValueType:

@@ -31,11 +31,12 @@ def tensor(
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", dimensions, *shape, kind, offset)
 
 
+END = " before the file ends at byte SIZE"  # which is the size of what is hostile
 K = 24  # where the first key starts: behind magic, version and counts
 KEY = 'a value type 0..12 for "k"'
 
 HOSTILE: dict[str, tuple[bytes, int | str, str, str]] = {
-    "nothing": (b"", 0, "4 bytes of magic", "0"),
+    "nothing": (b"", 0, "4 bytes of magic", f"0{END}"),
     "another magic": (b"GGJT" + bytes(40), 0, '"GGUF"', "b'GGJT'"),
     "version 0": (start(version=0), 4, "GGUF version 2 or 3, little-endian", "version 0"),
     "version 1": (start(version=1), 4, "GGUF version 2 or 3, little-endian", "version 1, whose lengths have 32 bits"),
@@ -46,11 +47,11 @@ HOSTILE: dict[str, tuple[bytes, int | str, str, str]] = {
         "GGUF version 2 or 3, little-endian",
         "a big-endian file",
     ),
-    "no counts": (start()[:12], 8, "8 bytes of the count of tensors", "4"),
-    "tensors beyond the bytes left": (start(tensors=2) + bytes(39), 8, "at most 1 tensors", "2"),
-    "tensors without end": (start(tensors=U64), 8, "at most 0 tensors", f"{U64}"),
-    "keys beyond the bytes left": (start(keys=2) + bytes(25), 16, "at most 1 keys", "2"),
-    "keys without end": (start(keys=U64), 16, "at most 0 keys", f"{U64}"),
+    "no counts": (start()[:12], 8, "8 bytes of the count of tensors", f"4{END}"),
+    "tensors beyond the bytes left": (start(tensors=2) + bytes(39), 8, f"at most 1 tensors{END}", "2"),
+    "tensors without end": (start(tensors=U64), 8, f"at most 0 tensors{END}", f"{U64}"),
+    "keys beyond the bytes left": (start(keys=2) + bytes(25), 16, f"at most 1 keys{END}", "2"),
+    "keys without end": (start(keys=U64), 16, f"at most 0 keys{END}", f"{U64}"),
     "tensors beyond the limit": (start(tensors=2**18 + 1) + bytes(2**23), 8, "at most 262144 tensors", "262145"),
     "keys beyond the limit": (start(keys=2**18 + 1) + bytes(2**23), 16, "at most 262144 keys", "262145"),
     "a key's name without end": (
@@ -65,7 +66,12 @@ HOSTILE: dict[str, tuple[bytes, int | str, str, str]] = {
         "a key of at most 65535 bytes",
         "65536",
     ),
-    "a key's name beyond the end": (start(keys=1) + struct.pack("<Q", 9) + bytes(8), K + 8, "9 bytes of a key", "8"),
+    "a key's name beyond the end": (
+        start(keys=1) + struct.pack("<Q", 9) + bytes(8),
+        K + 8,
+        "9 bytes of a key",
+        f"8{END}",
+    ),
     "a key that is not utf-8": (start(keys=1) + key(0, b"1", b"a\xffb"), K + 9, "UTF-8 in a key", "byte 0xff"),
     "a key twice": (start(keys=2) + key(0, b"1") + key(0, b"1"), K + 14, "each key once", '"k" again'),
     "a value type beyond the last": (start(keys=1) + key(13, bytes(8)), K + 9, KEY, "13"),
@@ -77,8 +83,13 @@ HOSTILE: dict[str, tuple[bytes, int | str, str, str]] = {
         '0 or 1 for a bool of "k"',
         "2",
     ),
-    "a number cut short": (start(keys=1) + key(10, b"1234567"), K + 13, '8 bytes of "k"', "7"),
-    "a string beyond the end": (start(keys=1) + key(8, struct.pack("<Q", 2**40)), K + 21, f'{2**40} bytes of "k"', "0"),
+    "a number cut short": (start(keys=1) + key(10, b"1234567"), K + 13, '8 bytes of "k"', f"7{END}"),
+    "a string beyond the end": (
+        start(keys=1) + key(8, struct.pack("<Q", 2**40)),
+        K + 21,
+        f'{2**40} bytes of "k"',
+        f"0{END}",
+    ),
     "a string that is not utf-8": (start(keys=1) + key(8, text(b"abc\xc3")), K + 24, 'UTF-8 in "k"', "byte 0xc3"),
     "a string of half a surrogate pair": (
         start(keys=1) + key(8, text(b"\xed\xa0\x80")),
@@ -93,24 +104,29 @@ HOSTILE: dict[str, tuple[bytes, int | str, str, str]] = {
         "an array of arrays",
     ),
     "an array of an unknown type": (start(keys=1) + key(9, items(99, 0)), K + 13, KEY, "99"),
-    "an array beyond the end": (start(keys=1) + key(9, items(4, 3, bytes(11))), K + 17, 'at most 2 items of "k"', "3"),
+    "an array beyond the end": (
+        start(keys=1) + key(9, items(4, 3, bytes(11))),
+        K + 17,
+        f'at most 2 items of "k"{END}',
+        "3",
+    ),
     "an array whose bytes wrap to 4": (
         start(keys=1) + key(9, items(4, 2**62 + 1, bytes(4))),
         K + 17,
-        'at most 1 items of "k"',
+        f'at most 1 items of "k"{END}',
         f"{2**62 + 1}",
     ),
     "strings without end": (
         start(keys=1) + key(9, items(8, U64, bytes(16))),
         K + 17,
-        'at most 2 items of "k"',
+        f'at most 2 items of "k"{END}',
         f"{U64}",
     ),
     "the second string beyond the end": (
         start(keys=1) + key(9, items(8, 2, text("ab") + struct.pack("<Q", 7))),
         K + 43,
         '7 bytes of "k"',
-        "0",
+        f"0{END}",
     ),
     "the second string not utf-8": (
         start(keys=1) + key(9, items(8, 2, text("ab") + text(b"a\xff"))),
@@ -160,7 +176,7 @@ HOSTILE: dict[str, tuple[bytes, int | str, str, str]] = {
         start(tensors=1) + tensor()[:17] + bytes(3),
         K + 13,
         '8 bytes of the shape of tensor "t"',
-        "7",
+        f"7{END}",
     ),
     "an extent of 64 bits": (
         start(tensors=1) + tensor((2**63,)),

@@ -78,7 +78,8 @@ def test_bytes_past_the_end_are_refused_before_memory_is_asked_for(
 ) -> None:
     with ReadFile.open(file) as opened, pytest.raises(FormatError) as refused:
         opened.read(offset, count, "rows")
-    assert str(refused.value) == f"{file} at byte {offset}: expected {count} bytes of rows, found {left}"
+    said = f"{file} at byte {offset}: expected {count} bytes of rows, found {left}"
+    assert str(refused.value) == f"{said} before the file ends at byte {file.stat().st_size}"
 
 
 def test_a_file_that_was_cut_after_it_was_opened_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,60 @@ def test_what_stays_wrong_is_shown_to_people_in_ten_lines(cli: Cli, tiny: Path, 
     path = files.write(tmp_path / "bare.gguf", keys, files.ds4_tensors(model, rows), alignment=16384)
     said = cli.ok("repair", path, "--from", tiny, "--in-place").err.splitlines()
     assert sum("still not as ds4 wants it" in line for line in said) == 10
-    assert f"more: engramctl check file {path}" in said[-1]
+    assert f"more: engramctl check file {path}" in said[-2]
+    assert said[-1].endswith(
+        "no constant mends that; the file has to be written anew, as repack CHECKPOINT --dialect ds4 does"
+    )
+
+
+def without_constants(container: Path, folder: Path, kept: tuple[str, ...] = ("general.",)) -> Path:
+    """A container whose keys are only those that begin so."""
+    header = gguf_file.read_header(container)
+    keys = [(name, value) for name, value in header.keys.items() if name.startswith(kept)]
+    head = encode_parts(keys, [(t.name, t.type, t.shape, t.offset) for t in header.tensors])
+    made = Path(shutil.copy(container, folder / "nohash.gguf"))
+    rewrite(made, lambda data: data.__setitem__(slice(0, header.data_start), head.ljust(header.data_start, b"\0")))
+    return made
+
+
+def test_a_container_with_a_config_gives_what_its_checkpoint_gives(
+    cli: Cli, tiny: Path, container: Path, tmp_path: Path
+) -> None:
+    path = without_constants(container, tmp_path)
+    for source, name in ((tiny, "x.gguf"), (container, "y.gguf")):
+        report = cli.ok("repair", path, "--from", source, "-o", tmp_path / name, "--json").json
+        assert (report["left"], report["supplies"]) == ([], None)
+    passes(cli, "file", tmp_path / "y.gguf")
+    assert (tmp_path / "x.gguf").read_bytes() == (tmp_path / "y.gguf").read_bytes()
+    assert {name: (v.type, v.item) for name, v in gguf_file.read_header(tmp_path / "y.gguf").keys.items()} == {
+        name: (v.type, v.item) for name, v in gguf_file.read_header(container).keys.items()
+    }
+
+
+def test_a_config_of_other_hidden_states_is_not_written(cli: Cli, tiny: Path, container: Path, tmp_path: Path) -> None:
+    path = without_constants(container, tmp_path)
+    other = tmp_path / "other"
+    shutil.copytree(tiny, other)
+    rewrite(other / "config.json", replace_text('"hidden_size": 64', '"hidden_size": 96'))
+    refusal = cli.refused(tmp_path, "repair", path, "--from", other, "-o", tmp_path / "x.gguf")
+    assert (refusal.expected, refusal.found) == (f"[96, 4], as the config of {other} has them", "[64, 4]")
+
+
+def test_what_the_loader_still_refuses_is_the_last_word_and_names_what_supplies_it(
+    cli: Cli, tiny: Path, container: Path, tmp_path: Path
+) -> None:
+    path = without_constants(container, tmp_path, tuple(f"{NEW}{first}" for first in "clmprt"))  # and no encoding
+    out, params = tmp_path / "x.gguf", tmp_path / "params.npz"
+    cli.ok("params", tiny, "-o", params)
+    done = cli.ok("repair", path, "--from", params, "-o", out)
+    last = done.err.splitlines()[-1]
+    assert f"{out}: the ds4 loader refuses it still, " in last
+    assert "without deepseek41.config, which --from a checkpoint or a container with it supplies" in last
+    report = cli.ok("repair", path, "--from", params, "--dry-run", "--json").json
+    assert (report["ok"], report["healthy"]) == (True, False)
+    assert report["left"]
+    assert last.endswith(report["supplies"])
+    differs(cli, "file", out)
 
 
 @pytest.mark.parametrize("source", ["checkpoint", "tokenizer", "container", "params"])

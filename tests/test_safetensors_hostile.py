@@ -207,10 +207,10 @@ def test_tensors_without_elements_lie_anywhere_between(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "at", "expected", "found"),
     [
-        (b"", 0, "8 bytes of the header's length", "0"),
-        (b"\x05\0\0\0\0\0\0", 0, "8 bytes of the header's length", "7"),
-        (b"\x05\0\0\0\0\0\0\0{}", 8, "5 bytes of header", "2"),
-        (b"\x00\xe1\xf5\x05\0\0\0\0{}", 8, "100000000 bytes of header", "2"),
+        (b"", 0, "8 bytes of the header's length", "0 before the file ends at byte 0"),
+        (b"\x05\0\0\0\0\0\0", 0, "8 bytes of the header's length", "7 before the file ends at byte 7"),
+        (b"\x05\0\0\0\0\0\0\0{}", 8, "5 bytes of header", "2 before the file ends at byte 10"),
+        (b"\x00\xe1\xf5\x05\0\0\0\0{}", 8, "100000000 bytes of header", "2 before the file ends at byte 10"),
         (b"\x01\xe1\xf5\x05\0\0\0\0{}", 0, "a header of at most 100000000 bytes", "100000001"),
         (b"\xff" * 8 + b"{}", 0, "a header of at most 100000000 bytes", str(U64 - 1)),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -202,6 +203,67 @@ def test_parts_of_another_plan_are_refused_by_name(shared: Shared) -> None:
     shared.part("--part", "1/2")
     shared.part("--part", "2/2")
     assert "kv_type" in shared.refused("--merge", "--kv-type", "f32")
+    shared.merged()
+
+
+def test_a_part_of_another_plan_than_the_parts_there_is_refused_when_it_begins(shared: Shared) -> None:
+    shared.part("--part", "1/2")
+    assert ".part-0-24.journal: the journal's plan: kv_type" in shared.refused("--part", "2/2", "--kv-type", "f32")
+    assert "kv_type" in shared.refused("--part", "2/2", "--kv-type", "f32", "--resume")
+    shard = next(shared.words[1].glob("*.safetensors"))
+    before = shard.stat()
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    for more in ((), ("--resume",)):
+        said = shared.refused("--part", "2/2", *more)
+        assert f"the journal's plan: time of {shard.name}" in said
+        assert "bring back what changed, or write each part again with --part i/n --force" in said
+    for i in (1, 2):  # which the hint promises
+        shared.part("--part", f"{i}/2", "--force")
+    shared.merged()
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "way"),
+    [
+        (("--part", "1/2"), ("--part", "1/3"), "--part i/2 makes the other parts"),
+        (("--part", "3/3"), ("--layer", 14), "--part i/3 makes the other parts"),
+        (("--layer", 1, "--rows", "0:10"), ("--part", "1/3"), "--layer and --rows make the other parts"),
+    ],
+)
+def test_parts_that_overlap_are_refused_with_ways_that_work(
+    shared: Shared, first: tuple[object, ...], then: tuple[object, ...], way: str
+) -> None:
+    shared.part(*first)
+    for more in ((), ("--resume",), ("--force",)):
+        said = shared.refused(*then, *more)
+        assert f"{way}, --merge puts finished parts together; --force without --part, --layer and --rows" in said
+    shared.part("--force")
+    assert shared.output.read_bytes() == shared.expected
+
+
+def test_a_conversion_that_is_there_whole_is_not_called_a_part(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "system", Faulty(room=9000))
+        assert shared.cli(*shared.words, "-o", shared.output).code == 2
+    for more in (("--part", "1/2"), ("--part", "1/2", "--force"), ("--merge",)):
+        assert "without --part, --layer, --rows and --merge: --resume finishes it" in shared.refused(*more)
+    shared.part("--resume")
+    assert shared.output.read_bytes() == shared.expected
+
+
+def test_a_partial_is_finished_as_the_journals_beside_it_say(shared: Shared) -> None:
+    partial = shared.folder / "engram.gguf.partial"
+    shared.part("--part", "1/2")
+    assert "1 part is done; when all are, repack --merge finishes it" in shared.cli.ok("show", partial).out.decode()
+    shared.part("--part", "2/2")
+    way = "2 parts are done; when all are, repack --merge finishes it"
+    assert shared.cli.ok("show", partial, "--json").json["way_on"] == way
+    assert way in shared.cli("check", "file", partial).out.decode()
+    assert way in shared.cli("lookup", partial, "--layer", 1, "--rows", 0, "-o", "-").err
+    journal = shared.folder / "engram.gguf.part-0-24.journal"
+    journal.write_text(journal.read_text().splitlines(keepends=True)[0])
+    assert "--resume finishes each part, --merge then" in shared.cli.ok("show", partial).out.decode()
+    shared.part("--part", "1/2", "--resume")
     shared.merged()
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Maybe = Path | None
 MOST_LEFT = 10  # broken rules that people are shown
+MOST_RULES = 100  # that are looked for
 
 
 def repair(
@@ -126,7 +127,7 @@ def _left(made: RepairPlan, profile: str | None) -> list[dict[str, str]]:
 
     if made.target.name not in LOADERS or position(made.header)[1] > 1:
         return []
-    return list(islice(refusals(made.after, of_name(profile), made.target.name), 100))
+    return list(islice(refusals(made.after, of_name(profile), made.target.name), MOST_RULES))
 
 
 def _report(
@@ -136,7 +137,8 @@ def _report(
     from engramctl.cli import edge
 
     output = None if dry_run or not made.changes else str(where)
-    facts: dict[str, Any] = repair_plan.describe(made, left) | {"way": way, "output": output}
+    would = _supplies(made) if left else None
+    facts: dict[str, Any] = repair_plan.describe(made, left) | {"way": way, "output": output, "supplies": would}
     if json:
         report.as_json("repair", True, facts)
         return
@@ -154,6 +156,25 @@ def _report(
             edge.say(f"{where}: still not as {made.target.name} wants it: {found}")
         if len(left) > MOST_LEFT:
             edge.say(f"{where}: and {len(left) - MOST_LEFT} more: engramctl check file {where}")
+        if left:
+            still = "would refuse it still" if dry_run else "refuses it still"
+            edge.say(f"{where}: the {made.target.name} loader {still}, {_rules(len(left))}: {would}")
+
+
+def _supplies(made: RepairPlan) -> str:
+    """What would give a file what its loader misses still."""
+    from formats.dialects import DS4
+
+    if made.target is DS4 and DS4.config not in made.after.keys:
+        return (
+            f"sizes are the profile's without {DS4.config}, which --from a checkpoint or a container with it supplies"
+        )
+    writes = "" if made.target.loses else f", as repack CHECKPOINT --dialect {made.target.name} does"
+    return f"no constant mends that; the file has to be written anew{writes}"
+
+
+def _rules(count: int) -> str:
+    return f"{count}{' or more' if count == MOST_RULES else ''} broken {'rule' if count == 1 else 'rules'}"
 
 
 def unpack(

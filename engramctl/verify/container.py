@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
-from engramctl import container_sizes, kinds, repair_journal, sidecars, tables
+from engramctl import container_sizes, kinds, repair_journal, sidecars, tables, workspace
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile
 from engramctl.source import is_container
@@ -43,7 +43,7 @@ def check(path: Path, profile: Profile, loader: str | None = None, release: bool
         return result
     kinds.refuse_other(path, kinds.GGUF, (kinds.GGUF, kinds.UNFINISHED))
     if (why := kinds.unfinished(path)) is not None:
-        result.add("unfinished", str(path), "a finished output", f"{why}: repack --resume finishes it")
+        result.add("unfinished", str(path), "a finished output", f"{why}: {workspace.way_on(path)}")
         if not is_container(path):
             return result
     header = read_model(path, strict=False)
