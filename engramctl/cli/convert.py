@@ -224,6 +224,7 @@ def show(
     ],
     profile: MaybeProfile = None,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Say what a file or folder is.
 

@@ -19,7 +19,6 @@ from engramctl.cli.options import (
     IdsFile,
     IdsForm,
     IdsFormat,
-    Json,
     Layer,
     Mask,
     MaskFile,
@@ -89,7 +88,7 @@ def hash_(
     profile: MaybeProfile = None,
     threads: Threads = None,
     force: Force = False,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="With --check: print its report as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Turn token ids or text into row numbers."""
