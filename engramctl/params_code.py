@@ -7,39 +7,67 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
+
+from engramctl.errors import EngramctlError
 from engramctl.hash_params import HashParams, digest
 
-SCALARS = ("layers", "size", "heads", "columns", "vocabulary", "compressed", "pad_id")
 ABOUT = {
     "layers": "layers that hold a table",
-    "size": "largest n-gram order; orders run from 2",
+    "smallest": "smallest n-gram order, that of the first columns",
+    "size": "largest n-gram order",
     "heads": "columns of each order",
     "columns": "row numbers a token and layer",
     "vocabulary": "token ids, entries of the token map",
     "compressed": "ids after the map are below this",
-    "pad_id": "compressed filler: already mapped, do not map it again",
+    "pad_id": "filler: a compressed id, do not map it again",
+    "eos_id": "compressed id that ends a segment",
 }
-RULE = (
-    "row[layer][column] = (xor over i <= order(column) - 1 of id[i] * multiplier[layer][i]) % modulus + offset,",
-    "in unsigned 64-bit arithmetic; id[0] is the current compressed id, id[1] the one before it.",
-)
+IDS = ("compressed", "pad_id", "eos_id")  # the rest counts entries
 
 
 def _scalars(params: HashParams) -> dict[str, int]:
-    every = (len(params.layers), params.size, params.heads, params.columns, params.token_map.size)
-    return dict(zip(SCALARS, (*every, params.compressed, params.pad_id), strict=True))
+    every = (len(params.layers), params.smallest, params.size, params.heads, params.columns, params.token_map.size)
+    found = dict(zip(ABOUT, (*every, params.compressed, params.pad_id), strict=False))
+    return found if params.eos is None else found | {"eos_id": params.eos}
+
+
+def _rule(params: HashParams, form: str) -> list[str]:
+    """What the numbers mean, exactly. A hash that is no xor of products raises `EngramctlError`."""
+    rule = params.rule
+    if rule.mix != "xor_mul":
+        what = "the constants of a multiply-xor hash"
+        raise EngramctlError(f"--to {form}", what, f"those of a polynomial one ({rule.mix})", "--to json holds them")
+    word = "token id" if np.array_equal(params.token_map, np.arange(params.token_map.size)) else "compressed id"
+    if rule.align == "left":
+        which = f"id[0] is the oldest of the last SIZE {word}s, id[SIZE - 1] the current one."
+    else:
+        which = f"id[0] is the current {word}, id[1] the one before it."
+    blocks = ["an id from before the start"]
+    blocks += ["a dead position and every one before it"] * ("dead" in rule.boundary)
+    if "eos" in rule.boundary:
+        earlier = "" if "eos_itself" in rule.boundary else " that is not the current id"
+        blocks.append(f"an EOS_ID{earlier} and every one before it")
+    return [
+        "row[layer][column] = (xor over i < order of id[i] * multiplier[layer][i]) % modulus[layer][column]",
+        "+ offset[layer][column], in unsigned 64-bit arithmetic, where order = SMALLEST + column / HEADS.",
+        which,
+        f"PAD_ID stands for {'; for '.join(blocks)}.",
+    ]
 
 
 def to_c(params: HashParams) -> str:
     """A C99 header."""
     map_sha = digest(params.token_map, "<u4")
-    lines = ["/* Engram hash constants, written by engramctl params.", "", *(f"   {line}" for line in RULE), "*/"]
+    rule = [f"   {line}" for line in _rule(params, "c")]
+    lines = ["/* Engram hash constants, written by engramctl params.", "", *rule, "*/"]
     lines += ["#ifndef ENGRAM_PARAMS_H", "#define ENGRAM_PARAMS_H", "", "#include <stdint.h>", ""]
     lines += [f"#define ENGRAM_{name.upper()} {value} /* {ABOUT[name]} */" for name, value in _scalars(params).items()]
     lines += [f'#define ENGRAM_TOKEN_MAP_SHA256 "{map_sha}" /* of its entries as little-endian u32 */', ""]
     layers = ", ".join(map(str, params.layers))
     rows = ", ".join(f"UINT64_C({count})" for count in params.rows)
-    lines.append(f"static const uint32_t ENGRAM_LAYER_IDS[ENGRAM_LAYERS] = {{{layers}}};")
+    kind = "int32_t" if min(params.layers) < 0 else "uint32_t"
+    lines.append(f"static const {kind} ENGRAM_LAYER_IDS[ENGRAM_LAYERS] = {{{layers}}};")
     lines.append(f"static const uint64_t ENGRAM_ROWS[ENGRAM_LAYERS] = {{{rows}}};")
     for name, count in (("multipliers", "SIZE"), ("moduli", "COLUMNS"), ("offsets", "COLUMNS")):
         lines.append(f"static const uint64_t ENGRAM_{name.upper()}[ENGRAM_LAYERS][ENGRAM_{count}] = {{")
@@ -52,16 +80,18 @@ def to_c(params: HashParams) -> str:
 def to_rust(params: HashParams) -> str:
     """A Rust module."""
     map_sha = digest(params.token_map, "<u4")
-    lines = ["//! Engram hash constants, written by `engramctl params`.", "//!", *(f"//! {line}" for line in RULE), ""]
+    rule = [f"//! {line}" for line in _rule(params, "rust")]
+    lines = ["//! Engram hash constants, written by `engramctl params`.", "//!", *rule, ""]
     for name, value in _scalars(params).items():
-        kind = "u64" if name in ("compressed", "pad_id") else "usize"
+        kind = "u64" if name in IDS else "usize"
         lines += [f"/// {ABOUT[name]}", f"pub const {name.upper()}: {kind} = {value};"]
     lines += ["/// SHA-256 of the token map's entries as little-endian u32", "pub const TOKEN_MAP_SHA256: &str ="]
     lines += [f'    "{map_sha}";', "/// decoder layers, 0-based"]
-    lines.append(f"pub const LAYER_IDS: [u32; LAYERS] = [{', '.join(map(str, params.layers))}];")
+    kind = "i32" if min(params.layers) < 0 else "u32"
+    lines.append(f"pub const LAYER_IDS: [{kind}; LAYERS] = [{', '.join(map(str, params.layers))}];")
     lines.append("/// rows of each layer's table")
     lines.append(f"pub const ROWS: [u64; LAYERS] = [{', '.join(map(str, params.rows))}];")
-    said = {"multipliers": "one a position, the current token's first", "moduli": "one a column", "offsets": "likewise"}
+    said = {"multipliers": "one a position of the n-gram", "moduli": "one a column", "offsets": "likewise"}
     for name, count in (("multipliers", "SIZE"), ("moduli", "COLUMNS"), ("offsets", "COLUMNS")):
         lines += [f"/// {said[name]}", f"pub const {name.upper()}: [[u64; {count}]; LAYERS] = ["]
         for row in getattr(params, name).tolist():

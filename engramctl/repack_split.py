@@ -13,7 +13,7 @@ from engramctl.tensor_pieces import KV_TYPES, KvType, Projection
 from formats import disk, row264
 from formats import gguf_file as gguf
 from formats.dialect import Dialect
-from formats.dialects import DIALECTS, DS4, ROW264_BARE, SPLIT_I8, by_name
+from formats.dialects import DS4, ROW264_BARE, SPLIT_I8, by_name
 
 TYPE_IDS = {known.name: number for number, known in gguf.GGML_TYPES.items()}
 WRITTEN = (DS4.name, SPLIT_I8.name, ROW264_BARE.name)
@@ -24,10 +24,8 @@ Infos = list[tuple[str, int, tuple[int, ...], int]]  # name, ggml type, shape, b
 def choose(name: str) -> Dialect:
     """A dialect that is written; for another the reason why not."""
     dialect = by_name(name)
-    if dialect is None:
-        raise EngramctlError("--dialect", f"one of {', '.join(each.name for each in DIALECTS)}", name)
-    if dialect.name not in WRITTEN:
-        reason = dialect.loses or "nobody but its own tool reads it"
+    if dialect is None or name not in WRITTEN:
+        reason = None if dialect is None else dialect.loses or "nobody but its own tool reads it"
         raise EngramctlError("--dialect", f"one of {', '.join(WRITTEN)}", name, reason)
     return dialect
 

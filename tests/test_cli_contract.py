@@ -44,6 +44,7 @@ def test_every_help_prints_the_exit_codes(cli: Cli, path: tuple[str, ...]) -> No
     assert "Exit codes: 0" in text
     assert "1 something differs" in text
     assert "2 could not tell" in text
+    assert "130 Ctrl-C, 141 a closed pipe, 143 terminated" in text
     assert done.err == ""
 
 
@@ -108,6 +109,43 @@ def test_usage_errors_are_one_line(cli: Cli, tmp_path: Path, words: tuple[str, .
     plain = cli.refused(tmp_path, *words)
     if words and words[-1] != "--ids":
         assert cli.refused(tmp_path, *words, "--json") == plain or "--json" in cli(*words, "--json").err
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("show", ""), "FILE|DIR"),
+        (("hash", ""), "FILE"),
+        (("map", ""), "TOKENIZER|MAP"),
+        (("params", "-o", ""), "--output"),
+        (("map", "--output="), "--output"),
+        (("hash", "--ids", "1", "--params", ""), "--params"),
+        (("hash", "--ids", "1", "--token-map", ""), "--token-map"),
+        (("check", "packing", "x", ""), "FILE"),
+        (("check", "values", "", "x"), "DUMP"),
+        (("check", "map", "x", "--tokenizer", ""), "--tokenizer"),
+        (("unpack", "x", "-o", ""), "--output"),
+        (("probe", "hash", "-o", ""), "--output"),
+        (("repack", "", "-o", "x"), "CHECKPOINT"),
+    ],
+)
+def test_an_empty_path_is_not_the_folder_where_one_stands(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], where: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refusal = cli.refused(tmp_path, *words)
+    assert (refusal.where, refusal.expected, refusal.found) == (where, "a path", "an empty one")
+
+
+@pytest.mark.parametrize("path", [("show",), ("profiles",), ("check",), *(("check", name) for name in CHECKS)])
+def test_every_command_that_reports_can_be_told_to_be_quiet(cli: Cli, path: tuple[str, ...]) -> None:
+    assert "-q, --quiet" in cli.ok(*path, "--help").out.decode()
+
+
+def test_quiet_reports_say_as_much_on_standard_output(cli: Cli, container: Path) -> None:
+    for words in (("show", container), ("profiles",), ("check", "--list"), ("check", "params", container)):
+        loud, quiet = cli.ok(*words), cli.ok(*words, "-q")
+        assert (quiet.out, quiet.err) == (loud.out, "")
 
 
 def test_official_activation_and_the_fast_engine_exclude_each_other(cli: Cli, container: Path, tmp_path: Path) -> None:

@@ -403,7 +403,7 @@ def test_a_hash_probe_with_answers_is_a_test_vector_that_passes(cli: Cli, tmp_pa
 
 def test_a_hash_probe_under_a_name_for_arrays_is_refused(cli: Cli, tmp_path: Path) -> None:
     refusal = cli.refused(tmp_path, "probe", "hash", "--with-answers", "-o", tmp_path / "probe.npz")
-    assert (refusal.expected, refusal.found) == ("a name for JSON, such as probe.json", "probe.npz")
+    assert (refusal.expected, refusal.found) == ("a name that ends in .json, or in no known form", "probe.npz")
 
 
 def test_a_probe_of_another_model_has_its_own_maps(cli: Cli, tmp_path: Path, tiny: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from cli_helpers import Cli
 
-TOKENS = [0, 3, 42, 129279, 77, 5, 5, 1000]
+from engramctl import profiles
+
+TOKENS = [0, 3, 42, 128814, 77, 5, 248044, 5, 9, 248044, 248044, 1000]  # 248044 ends a segment of Qwen3.8's
 
 C = r"""
 #include <inttypes.h>
@@ -22,19 +25,28 @@ int main(void) {
     FILE *file = fopen("map.bin", "rb");
     if (!file || fread(map, 4, ENGRAM_VOCABULARY, file) != ENGRAM_VOCABULARY) return 1;
     fclose(file);
-    uint32_t past[64];
+    uint64_t past[64];
     int count = 0;
     unsigned token;
     while (scanf("%u", &token) == 1) {
         past[count++] = map[token];
+        uint64_t window[ENGRAM_SIZE];
+        int blocked = 0;
+        for (int back = 0; back < ENGRAM_SIZE; back++) {
+            if (back >= count) blocked = 1;
+#ifdef ENGRAM_EOS_ID
+            else if (back && past[count - 1 - back] == ENGRAM_EOS_ID) blocked = 1;
+#endif
+            window[back] = blocked ? ENGRAM_PAD_ID : past[count - 1 - back];
+        }
         for (int layer = 0; layer < ENGRAM_LAYERS; layer++) {
-            uint64_t mix = 0;
-            int column = 0;
-            for (int i = 0; i < ENGRAM_SIZE; i++) {
-                uint64_t id = i < count ? past[count - 1 - i] : ENGRAM_PAD_ID;
-                mix ^= id * ENGRAM_MULTIPLIERS[layer][i];
-                for (int head = 0; i > 0 && head < ENGRAM_HEADS; head++, column++)
-                    printf("%" PRIu64 "\n", mix % ENGRAM_MODULI[layer][column] + ENGRAM_OFFSETS[layer][column]);
+            int column;
+            for (column = 0; column < ENGRAM_COLUMNS; column++) {
+                uint64_t mix = 0;
+                int order = ENGRAM_SMALLEST + column / ENGRAM_HEADS;
+                for (int i = 0; i < order; i++)
+                    mix ^= window[OLDEST_FIRST ? ENGRAM_SIZE - 1 - i : i] * ENGRAM_MULTIPLIERS[layer][i];
+                printf("%" PRIu64 "\n", mix % ENGRAM_MODULI[layer][column] + ENGRAM_OFFSETS[layer][column]);
             }
             if (column != ENGRAM_COLUMNS || ENGRAM_LAYER_IDS[layer] > 100 || !ENGRAM_ROWS[layer]) return 2;
         }
@@ -59,37 +71,47 @@ fn main() {
     for token in text.split_whitespace() {
         past.push(map[token.parse::<usize>().unwrap()]);
         assert!(past[past.len() - 1] < COMPRESSED);
+        let (mut window, mut blocked) = ([0u64; SIZE], false);
+        for back in 0..SIZE {
+            blocked = blocked || back >= past.len() || (back > 0 && EOS == Some(past[past.len() - 1 - back]));
+            window[back] = if blocked { PAD_ID } else { past[past.len() - 1 - back] };
+        }
         for layer in 0..LAYERS {
             assert!(LAYER_IDS[layer] < 100 && ROWS[layer] > 0);
-            let (mut mix, mut column) = (0u64, 0);
-            for i in 0..SIZE {
-                let id = if i < past.len() { past[past.len() - 1 - i] } else { PAD_ID };
-                mix ^= id.wrapping_mul(MULTIPLIERS[layer][i]);
-                for _ in 0..if i > 0 { HEADS } else { 0 } {
-                    println!("{}", mix % MODULI[layer][column] + OFFSETS[layer][column]);
-                    column += 1;
+            for column in 0..COLUMNS {
+                let mut mix = 0u64;
+                for i in 0..SMALLEST + column / HEADS {
+                    let back = if OLDEST_FIRST { SIZE - 1 - i } else { i };
+                    mix ^= window[back].wrapping_mul(MULTIPLIERS[layer][i]);
                 }
+                println!("{}", mix % MODULI[layer][column] + OFFSETS[layer][column]);
             }
-            assert_eq!(column, COLUMNS);
         }
     }
 }
 """
 
 
-def rows(cli: Cli, folder: Path, source: Path | None, tokens: list[int]) -> list[int]:
+def rows(cli: Cli, folder: Path, profile: str, tokens: list[int]) -> list[int]:
     """What `hash` gives."""
-    words = [] if source is None else ["--params", source]
-    cli.ok("hash", *words, "--ids", ",".join(map(str, tokens)), "--to", "npy", "-o", folder / "rows.npy", "--force")
+    words = ["--profile", profile, "--ids", ",".join(map(str, tokens))]
+    cli.ok("hash", *words, "--to", "npy", "-o", folder / "rows.npy")
     return np.load(folder / "rows.npy").reshape(-1).tolist()
 
 
-def compiled(folder: Path, form: str) -> Path:
+def compiled(folder: Path, form: str, text: str) -> Path:
+    """The program of this file with the source: which end of the window id[0] is, the source's own words say."""
+    said = re.search(r"id\[0\] is the (current|oldest of the last SIZE) (?:token|compressed) id", text)
+    assert said
+    oldest = int(said[1] != "current")
     if form == "c":
         (folder / "main.c").write_text(C)
-        command = ["cc", "-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror", "main.c", "-o", "main"]
+        strict = ["-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Werror"]
+        command = ["cc", "-std=c99", "-O1", *strict, f"-DOLDEST_FIRST={oldest}", "main.c", "-o", "main"]
     else:
-        (folder / "main.rs").write_text(RUST)
+        eos = "Some(EOS_ID)" if "EOS_ID: u64" in text else "None"
+        told = f"const OLDEST_FIRST: bool = {'true' if oldest else 'false'};\nconst EOS: Option<u64> = {eos};\n"
+        (folder / "main.rs").write_text(RUST + told)
         rustc = shutil.which("rustc") or str(Path.home() / ".cargo/bin/rustc")
         command = [rustc, "-D", "warnings", "-A", "dead_code", "main.rs", "-o", "main"]
     if shutil.which(command[0]) is None:
@@ -99,16 +121,25 @@ def compiled(folder: Path, form: str) -> Path:
     return folder / "main"
 
 
+@pytest.mark.parametrize("profile", [name for name in profiles.names() if not profiles.load(name).unpublished])
 @pytest.mark.parametrize(("form", "name"), [("c", "params.h"), ("rust", "params.rs")])
-def test_the_source_compiles_without_a_warning_and_hashes_as_the_reference_does(
-    cli: Cli, tiny: Path, tmp_path: Path, form: str, name: str
+def test_the_source_compiles_without_a_warning_and_hashes_as_the_reference_does_or_is_refused(
+    cli: Cli, tmp_path: Path, form: str, name: str, profile: str
 ) -> None:
-    cli.ok("params", "--to", form, "-o", tmp_path / name)
-    cli.ok("map", "-o", tmp_path / "map.bin")
-    program = compiled(tmp_path, form)
-    text = " ".join(map(str, TOKENS))
+    if profiles.load(profile).rule.mix != "xor_mul":
+        for words in (["--to", form], []):
+            said = cli.refused(tmp_path, "params", "--profile", profile, *words, "-o", tmp_path / name)
+            assert (said.where, said.expected) == (f"--to {form}", "the constants of a multiply-xor hash")
+            assert (said.found.split(" (")[0], said.hint) == ("those of a polynomial one", "--to json holds them")
+        return
+    cli.ok("params", "--profile", profile, "--to", form, "-o", tmp_path / name)
+    cli.ok("params", "--profile", profile, "-o", tmp_path / "params.npz")
+    np.load(tmp_path / "params.npz")["token_map"].astype("<u4").tofile(tmp_path / "map.bin")
+    tokens = [token for token in TOKENS if token < profiles.load(profile).sizes.vocabulary]
+    program = compiled(tmp_path, form, (tmp_path / name).read_text())
+    text = " ".join(map(str, tokens))
     done = subprocess.run([program], cwd=tmp_path, input=text, capture_output=True, text=True, check=True)
-    assert [int(line) for line in done.stdout.split()] == rows(cli, tmp_path, None, TOKENS)
+    assert [int(line) for line in done.stdout.split()] == rows(cli, tmp_path, profile, tokens)
 
 
 def test_another_models_constants_are_written_as_well_and_equal_ones_give_equal_text(

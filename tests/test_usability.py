@@ -316,14 +316,40 @@ def test_an_output_is_of_the_form_that_its_name_ends_in(cli: Cli, tiny: Path, tm
         cli.ok("hash", "--ids", "5", "--params", tiny, "-o", tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(first)
     assert (tmp_path / "a.u32").stat().st_size == 4 * 48
-    for name, first in {"p.h": b"/*", "p.rs": b"//!", "p.npz": b"PK", "p.json": b"{", "p.txt": b"{"}.items():
+    for name, first in {"p.h": b"/*", "p.rs": b"//!", "p.npz": b"PK", "p.json": b"{", "p.own": b"{"}.items():
         cli.ok("params", tiny, "-o", tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(first)
     cli.ok("params", tiny, "-o", tmp_path / "c.npz", "--to", "c")
     assert (tmp_path / "c.npz").read_bytes().startswith(b"/*")
-    for name, first in {"m.npy": b"\x93NUMPY", "m.json": b"[", "m.bin": bytes(4)}.items():
+    for name, first in {"m.npy": b"\x93NUMPY", "m.json": b"[", "m.bin": bytes(4), "m.i64": bytes(8)}.items():
         cli.ok("map", tiny / "tokenizer.json", "--allow-mismatch", "-o", tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(first)
+
+
+def test_a_name_that_says_a_form_that_is_not_written_is_refused_unless_the_form_is_asked_for(
+    cli: Cli, container: Path, tiny: Path, tmp_path: Path
+) -> None:
+    sequence = (container, "--layer", 1, "--ids", "5")
+    np.save(tmp_path / "h.npy", np.zeros((1, 4, 64), np.float32))
+    for words, names, can in (
+        (("hash", "--ids", "5"), ("x.json", "x.npz", "x.i64", "X.JSON"), ".tsv"),
+        (("map",), ("m.txt", "m.safetensors", "m.npz", "m.gguf"), ".u32"),
+        (("params",), ("p.txt", "p.npy", "p.toml"), ".json"),
+        (("lookup", container, "--layer", 1, "--rows", 1), ("x.json", "x.safetensors"), ".npy"),
+        (("run", *sequence, "--stop-at", "kv"), ("x.safetensors", "x.npz"), ".npy"),
+        (("run", *sequence, "--hidden", tmp_path / "h.npy"), ("x.safetensors",), ".npy"),
+        (("probe", "hash"), ("p.npz", "p.txt"), ".json"),
+        (("probe", "gate"), ("p.json", "p.npy"), ".npz"),
+    ):
+        for name in names:
+            said = cli.refused(tmp_path, *words, "-o", tmp_path / name)
+            assert (said.where, said.found) == ("--output", name)
+            assert said.expected.startswith("a name that ends in ")
+            assert can in said.expected
+            assert ("--to" in said.hint) == (words[0] in ("hash", "map", "params"))
+    cli.ok("hash", "--ids", "5", "--to", "jsonl", "-o", tmp_path / "x.json")
+    cli.ok("map", "--to", "i64", "-o", tmp_path / "m.txt")
+    cli.ok("params", "--to", "json", "-o", tmp_path / "p.txt")
 
 
 def test_help_is_short_for_help_and_lists_whole_sentences(cli: Cli) -> None:
@@ -445,7 +471,7 @@ def test_a_profile_of_ones_own_converts_to_the_same_bytes_and_is_known_by_its_fa
     assert (tmp_path / "o.gguf").read_bytes() == container.read_bytes()
 
 
-@pytest.mark.parametrize("output", ["", ".", "/"])
+@pytest.mark.parametrize("output", [".", "/"])
 def test_an_output_needs_a_name(cli: Cli, container: Path, tiny: Path, tmp_path: Path, output: str) -> None:
     for words in (("unpack", container), ("repack", tiny), ("repack", tiny, "--dialect", "split-i8")):
         refusal = cli.refused(tmp_path, *words, "-o", output)

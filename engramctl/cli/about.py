@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def profiles(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The model to print whole.")] = None,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """List the models it knows.
 

@@ -25,6 +25,7 @@ def list_(
     context: typer.Context,
     listed: Annotated[bool, typer.Option("--list", help="Print the known mistakes that checks look for.")] = False,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Verify maps, constants, rows, values, projections, gates and files, each against an independent expectation."""
     if context.invoked_subcommand is not None:
@@ -52,6 +53,7 @@ def map_(
     ] = False,
     profile: MaybeProfile = None,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare a token map with the one the tokenizer gives, and with the published digest."""
     from engramctl import maps
@@ -75,6 +77,7 @@ def params_(
     token_map: TokenMap = None,
     profile: MaybeProfile = None,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare hash constants with the derivation and with the profile's published ones."""
     from engramctl import maps, profiles
@@ -102,6 +105,7 @@ def file_(
     release: Release = False,
     profile: Profile = DEFAULT,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Judge a container by the rules of its dialect's loader; the release's own also by its published rows."""
     from engramctl import profiles

@@ -22,6 +22,7 @@ from engramctl.cli.options import (
     MaybeProfile,
     Params,
     Profile,
+    Quiet,
     Text,
     Tokenizer,
     TokenMap,
@@ -86,6 +87,7 @@ def hash_(
     params: Params = None,
     profile: MaybeProfile = None,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare row numbers that an engine dumped with the reference."""
     from engramctl import constants, profiles
@@ -152,6 +154,7 @@ def _command(stage: str, what: str) -> Callable[..., None]:
         token_map: TokenMap = None,
         profile: MaybeProfile = None,
         json: Json = False,
+        quiet: Quiet = False,
     ) -> None:
         from engramctl.cli import inputs
 
@@ -207,7 +210,7 @@ def _lookups(
         verdict(stage, dump, sibling, json)
 
 
-def gate_(dump: Dump, profile: Profile = DEFAULT, json: Json = False) -> None:
+def gate_(dump: Dump, profile: Profile = DEFAULT, json: Json = False, quiet: Quiet = False) -> None:
     """Compare gates and new hidden states with float64 on the dump's own hidden, key, value, q_weight and k_weight."""
     from engramctl import array_files, profiles
     from engramctl.siblings import checking

@@ -32,7 +32,8 @@ class ParamsForm(StrEnum):
     rust = "rust"
 
 
-PARAMS_ENDINGS = {".npz": ParamsForm.npz, ".h": ParamsForm.c, ".rs": ParamsForm.rust}
+MAP_ENDINGS = {f".{form.value}": form for form in MapForm}
+PARAMS_ENDINGS = {".json": ParamsForm.json, ".npz": ParamsForm.npz, ".h": ParamsForm.c, ".rs": ParamsForm.rust}
 
 
 class Tokens(StrEnum):
@@ -55,7 +56,8 @@ def make_map(
     ] = None,
     output: OptionalOutput = None,
     to: Annotated[
-        MapForm | None, typer.Option("--to", help="The form; else as the output's name ends (.npy, .json), else u32.")
+        MapForm | None,
+        typer.Option("--to", help="The form; else as the output's name ends (.npy, .json, .i64), else u32."),
     ] = None,
     allow_mismatch: Annotated[
         bool, typer.Option("--allow-mismatch", help="Write a map that is not the profile's.")
@@ -80,7 +82,7 @@ def make_map(
 
     refuse_both(json, output)
     refuse_source(output, source, profile=profile)
-    form = form_of(to, output, {".npy": MapForm.npy, ".json": MapForm.json}, MapForm.u32)
+    form = form_of(to, output, MAP_ENDINGS, MapForm.u32)
     if output == STDIN:
         refuse_existing(output, force, binary=form is not MapForm.json)
     known = profile_of(source, profile)
@@ -222,6 +224,7 @@ def show(
     ],
     profile: MaybeProfile = None,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Say what a file or folder is.
 

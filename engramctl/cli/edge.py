@@ -27,7 +27,8 @@ OK, DIFFERS, UNKNOWN = 0, 1, 2
 INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143
 EXITS = (
     "Exit codes: 0 done, or nothing differs; 1 something differs; "
-    "2 could not tell (usage, unreadable or damaged input, too little disk)."
+    "2 could not tell (usage, unreadable or damaged input, too little disk); "
+    "130 Ctrl-C, 141 a closed pipe, 143 terminated."
 )
 SOON = 0.02  # seconds after which an interrupted import is looked at again
 GROUPS = ("check", "probe")  # commands whose next word belongs to the command's name

@@ -18,6 +18,12 @@ from engramctl.errors import EngramctlError
 from formats import disk
 from formats.npy import encode_header
 
+# Endings that say a form: those of this tool's files, and of others that lie beside them.
+SAYING = (
+    *(".c", ".csv", ".gguf", ".gz", ".h", ".i64", ".json", ".jsonl", ".npy", ".npz", ".pt", ".pth", ".py", ".rs"),
+    *(".safetensors", ".sha256", ".toml", ".tsv", ".txt", ".u32", ".u64", ".yaml", ".yml", ".zip", ".zst"),
+)
+
 Form = TypeVar("Form", bound=StrEnum)
 
 
@@ -32,8 +38,20 @@ def emit(path: Path, chunks: Iterable[bytes], force: bool) -> None:
 
 
 def form_of(to: Form | None, output: Path | None, endings: dict[str, Form], default: Form) -> Form:
-    """The form that was asked for; else the one that the output's name ends in; else the default."""
-    return to or (default if output is None else endings.get(output.suffix.lower(), default))
+    """The form that was asked for; else the one that the output's name ends in; else, if it says none, the default."""
+    if to is not None or output is None:
+        return to or default
+    refuse_ending(output, endings, "--to says the form, whatever the name")
+    return endings.get(output.suffix.lower(), default)
+
+
+def refuse_ending(output: Path, written: Iterable[str], hint: str | None = None) -> None:
+    """Refuse a name that says another form than those written here; one that says nothing is anybody's own."""
+    ending = output.suffix.lower()
+    if output != STDIN and ending in SAYING and ending not in written:
+        raise EngramctlError(
+            "--output", f"a name that ends in {', '.join(written)}, or in no known form", output.name, hint
+        )
 
 
 def refuse_source(output: Path | None, *sources: Path | None, profile: str | None = None) -> None:

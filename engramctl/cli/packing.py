@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from engramctl.cli.options import Json, MaybeProfile, Quiet, Threads, TokenMap
-from engramctl.cli.repack import Digest
 
 DEFAULT = "deepseek-v4.1-flash"
+
+
+class TreeDigest(StrEnum):
+    tree = "tree"  # sha256 is of a table's bytes in order, and this reads it in pieces, in any order
 
 
 def packing(
@@ -24,8 +28,10 @@ def packing(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Chooses the sample.")] = 0,
     digest: Annotated[
-        Digest | None,
-        typer.Option("--digest", help="Also say each table's digest, as repack does, from the same pass."),
+        TreeDigest | None,
+        typer.Option(
+            "--digest", help="Also say each table's digest, as repack --digest tree does, from the same pass."
+        ),
     ] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="FILE", help="A file for the progress; go on from what it holds.")
@@ -49,8 +55,6 @@ def packing(
 
     if rows is not None and sample is not None:
         raise EngramctlError("rows", "one of --rows and --sample", "both")
-    if digest is Digest.sha256:
-        raise EngramctlError("--digest", "tree: it needs no order", "sha256", "sha256 is repack's own")
     for name, value in (("--digest", digest), ("--resume", resume)):
         if value is not None and (rows is not None or sample is not None):
             raise EngramctlError(name, "all rows to be compared", "--rows" if rows is not None else "--sample")

@@ -9,9 +9,7 @@ import typer
 from engramctl.cli import edge, quick
 from engramctl.cli.check_dumps import DEFAULT, home_tokenizer
 from engramctl.cli.options import Force, Json, MapTokenizer, MaybeProfile, Output, Params, Profile, Quiet, TokenMap
-from engramctl.errors import EngramctlError
 
-ARRAYS = (".npy", ".npz", ".safetensors")  # which the hash's probe is not
 LISTED = 4  # pairs that are named on standard error
 HELP = "Write inputs on which every known mistake of an engine shows; --with-answers makes them test vectors."
 app = typer.Typer(cls=quick.Group, rich_markup_mode=None, no_args_is_help=False, help=HELP, epilog=edge.EXITS)
@@ -34,14 +32,13 @@ def hash_(
     from json import dumps
 
     from engramctl import constants, profiles, report
-    from engramctl.cli.output import emit, refuse_both, refuse_source
+    from engramctl.cli.output import emit, refuse_both, refuse_ending, refuse_source
     from engramctl.mistakes import hash_probe_file, map_sources
     from engramctl.siblings import checking
 
     refuse_both(json, output)
     refuse_source(output, params, tokenizer, token_map, profile=profile)
-    if output.suffix in ARRAYS:
-        raise EngramctlError("--output", "a name for JSON, such as probe.json", output.name)
+    refuse_ending(output, (".json",))
     found = constants.read(params, profile, token_map).params
     checking.expect_v41(found.rule, "probe hash")
     home = home_tokenizer(tokenizer, params if params is not None and params.is_dir() else None)
@@ -78,15 +75,17 @@ def gate_(
 ) -> None:
     """Write hidden states, keys, values, weights and a mask, as npz or safetensors.
 
-    Each known mistake of the gate shows on them, and no two look alike.
+    Each known mistake of the gate shows on them; what cannot be told apart is said.
     """
     from engramctl import profiles, report
-    from engramctl.cli.output import emit, refuse_both, refuse_source
+    from engramctl.cli.output import emit, refuse_both, refuse_ending, refuse_existing, refuse_source
     from engramctl.mistakes import gate_probe_file
     from engramctl.siblings import checking
 
     refuse_both(json, output)
     refuse_source(output, profile=profile)
+    refuse_ending(output, (".npz", ".safetensors"))
+    refuse_existing(output, force, binary=True)
     known = profiles.load(profile)
     checking.expect_v41(known.rule, "probe gate")
     made = gate_probe_file.make(known, hidden or known.sizes.hidden, answers)

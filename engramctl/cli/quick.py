@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 import inspect
 import re
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -16,6 +18,8 @@ from typing import Any, get_args, get_origin
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
+
+from engramctl.errors import EngramctlError
 
 WHOLE = re.compile(r"-?[0-9]{1,18}")
 LOOKED_AT = ("exists", "writable", "resolve_path", "path_type")  # with these Typer does more than make a path
@@ -98,9 +102,26 @@ def quicken(command: Any) -> Any:  # noqa: ANN401
     for parameter in command.get_params(typer.Context(command, help_option_names=HELP)):
         if getattr(parameter, LAZY, parameter) is None:
             setattr(parameter, LAZY, _Easy(parameter))
+        if _is_path(parameter):
+            parameter.process_value = partial(_no_empty_path, parameter, parameter.process_value)
     for each in getattr(command, "commands", {}).values():
         quicken(each)
     return command
+
+
+def _is_path(parameter: Any) -> bool:  # noqa: ANN401
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if kind is None:  # a Typer that has click's types
+        return type(parameter.type).__name__.endswith("Path")
+    return kind is Path or Path in get_args(kind)
+
+
+def _no_empty_path(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:  # noqa: ANN401
+    """What a shell makes of a variable that is not set would otherwise be the folder where one stands."""
+    if value == "" or (isinstance(value, (list, tuple)) and "" in value):
+        where = max(parameter.opts, key=len) if parameter.opts[0].startswith("-") else parameter.metavar
+        raise EngramctlError((where or parameter.name).strip("[]"), "a path", "an empty one")
+    return convert(context, value)
 
 
 class _Easy:

@@ -102,12 +102,13 @@ def run(
     from engramctl import threads as pool
     from engramctl.ahead import Times
     from engramctl.cli import edge, inputs, placing
-    from engramctl.cli.output import emit, npy, refuse_both, refuse_existing, refuse_source
+    from engramctl.cli.output import emit, npy, refuse_both, refuse_ending, refuse_existing, refuse_source
     from engramctl.errors import EngramctlError
     from engramctl.source import V41_ROWS, open_source, the_layer
 
     refuse_both(json, output)
     refuse_source(output, source, ids_file, mask_file, hidden, tokenizer, token_map, profile=profile)
+    refuse_ending(output, _endings(stop_at, hidden))
     refuse_existing(output, force, binary=True)
     if shard is not None and stop_at not in (StopAt.rows, StopAt.values):
         what = "--stop-at values: parts of values add up, their projections do not"
@@ -182,6 +183,17 @@ def run(
         elif times and not quiet:
             for line in spent.lines(given.ids.size):
                 edge.say(line)
+
+
+def _endings(stop_at: StopAt | None, hidden: Path | None) -> tuple[str, ...]:
+    """How the output's name may end: a stage is npy, new hidden states have the form of the old ones."""
+    from engramctl import kinds
+
+    if stop_at is not None or hidden is None:
+        return (".npy",)
+    if not hidden.is_file():
+        return (".npy", ".safetensors")  # a pipe has not been looked at
+    return (".safetensors",) if kinds.name(hidden) is None else (".npy",)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"run": run}

@@ -19,7 +19,6 @@ from engramctl.cli.options import (
     IdsFile,
     IdsForm,
     IdsFormat,
-    Json,
     Layer,
     Mask,
     MaskFile,
@@ -52,7 +51,7 @@ class RowsForm(StrEnum):
     sha256 = "sha256"
 
 
-ROWS_ENDINGS = {".npy": RowsForm.npy, ".jsonl": RowsForm.jsonl, ".u32": RowsForm.u32}
+ROWS_ENDINGS = {f".{form.value}": form for form in RowsForm} | {".txt": RowsForm.tsv}
 
 
 class ValuesForm(StrEnum):
@@ -75,7 +74,9 @@ def hash_(
     history: History = None,
     to: Annotated[
         RowsForm | None,
-        typer.Option("--to", help="The rows' form; else as the output's name ends (.npy, .jsonl, .u32), else tsv."),
+        typer.Option(
+            "--to", help="The rows' form; else as the output's name ends (.npy, .jsonl, .u32, ...), else tsv."
+        ),
     ] = None,
     output: Output = STDIN,
     check: Annotated[
@@ -87,7 +88,7 @@ def hash_(
     profile: MaybeProfile = None,
     threads: Threads = None,
     force: Force = False,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="With --check: print its report as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Turn token ids or text into row numbers."""
@@ -158,11 +159,12 @@ def lookup(
     from engramctl import siblings
     from engramctl import threads as pool
     from engramctl.cli import inputs, placing
-    from engramctl.cli.output import emit, npy, refuse_existing, refuse_source
+    from engramctl.cli.output import emit, npy, refuse_ending, refuse_existing, refuse_source
     from engramctl.source import open_source, the_layer
     from engramctl.tables import open_tables
 
     refuse_source(output, source, rows_file, profile=profile)
+    refuse_ending(output, (".npy",))
     refuse_existing(output, force, binary=True)
     if threads is not None:
         pool.use(threads)
