@@ -48,18 +48,43 @@ def write(rows: Iterator[NDArray[np.int64]], form: str, params: HashParams, coun
             yield some.astype("<i8").tobytes()
         elif form == "u32":
             yield some.astype("<u4").tobytes()
+        elif form == "tsv":
+            yield _tsv(some, params, start)
         else:
-            yield from _lines(some, form, params, start)
+            yield from _jsonl(some, params, start)
         start += len(some)
 
 
-def _lines(rows: NDArray[np.int64], form: str, params: HashParams, start: int) -> Iterator[bytes]:
+def _tsv(rows: NDArray[np.int64], params: HashParams, start: int) -> bytes:
+    """A line for each position and layer: both, then the rows, between tabs."""
+    T, L, C = rows.shape
+    table, ends = np.empty((T, L, C + 2), np.int64), np.full((T, L, C + 2), ord("\t"), np.uint8)
+    table[:, :, 0], table[:, :, 1], table[:, :, 2:] = np.arange(start, start + T)[:, None], params.layers, rows
+    ends[:, :, -1] = ord("\n")
+    return decimals(table.reshape(-1), ends.reshape(-1))
+
+
+def decimals(numbers: NDArray[np.int64], ends: NDArray[np.uint8]) -> bytes:
+    """[n] numbers in decimal digits, each before its byte of `ends`: digit by digit for all of them at once."""
+    minus = numbers < 0
+    left = np.abs(numbers).astype(np.uint64)  # of the least int64 too
+    width = len(str(int(left.max(initial=0))))
+    left = left.astype(np.uint32) if width < 10 else left
+    text = np.empty((len(left), 1 + width + 1), np.uint8)
+    kept = np.ones(text.shape, np.bool_)
+    text[:, 0], kept[:, 0], text[:, -1] = ord("-"), minus, ends
+    for place in range(width, 0, -1):
+        kept[:, place] = (left != 0) | (place == width)
+        more = left // left.dtype.type(10)
+        text[:, place] = left - more * left.dtype.type(10) + ord("0")
+        left = more
+    return text[kept].tobytes()
+
+
+def _jsonl(rows: NDArray[np.int64], params: HashParams, start: int) -> Iterator[bytes]:
     for position, by_layer in enumerate(rows.tolist(), start):
         for layer, columns in zip(params.layers, by_layer, strict=True):
-            if form == "tsv":
-                yield ("\t".join(map(str, (position, layer, *columns))) + "\n").encode()
-            else:
-                yield (json.dumps({"position": position, "layer": layer, "rows": columns}) + "\n").encode()
+            yield (json.dumps({"position": position, "layer": layer, "rows": columns}) + "\n").encode()
 
 
 def sha256(rows: Iterator[NDArray[np.int64]]) -> str:

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 import pytest
 from hashing import constants, formula, pasts, sequences
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from published import fixture, release, sha256, shipped_map
 from tiers import TIERS
@@ -505,6 +505,13 @@ def test_every_form_holds_the_rows() -> None:
     assert [json.loads(line) for line in written("jsonl").splitlines()] == [
         {"position": t, "layer": layer, "rows": row} for t, layer, row in lines
     ]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+@example([0, 9, 10, -1, 2**32 - 1, 2**32])
+def test_decimals_are_python_s(numbers: list[int]) -> None:
+    text = rows_out.decimals(np.array(numbers, np.int64), np.full(len(numbers), ord(","), np.uint8))
+    assert text.decode() == "".join(f"{number}," for number in numbers)
 
 
 def test_rows_that_do_not_fit_32_bits_are_refused_not_cut() -> None:
