@@ -11,7 +11,7 @@ import dialect_files as files
 import numpy as np
 import pytest
 from checkpoints import read_tensors
-from checks import differs, passes
+from checks import differs, passes, scalar_at
 from cli_helpers import Cli
 from dialect_files import Model
 from faults import Faulty
@@ -263,6 +263,19 @@ def test_a_changed_config_inside_a_split_container_is_found(cli: Cli, tiny: Path
     for one in (tiny, split):
         found = differs(cli, "packing", one, other)["findings"]
         assert [each["where"] for each in found] == ["config.text_config.rms_norm_eps"]
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "hc_mult", "num_hidden_layers"])
+def test_a_key_that_does_not_say_what_the_config_says_is_found(
+    cli: Cli, tiny: Path, container: Path, tmp_path: Path, key: str
+) -> None:
+    other, data = tmp_path / "other.gguf", bytearray(container.read_bytes())
+    data[scalar_at(data, f"deepseek41.{key}")] ^= 1
+    other.write_bytes(data)
+    for one in (tiny, container):
+        found = differs(cli, "packing", one, other)["findings"]
+        assert [each["where"] for each in found] == [f"key deepseek41.{key}"]
+        assert found[0]["expected"].endswith(" as in the config")
 
 
 def test_unpack_takes_a_file_of_rows(cli: Cli, tiny: Path, model: Model, tmp_path: Path) -> None:

@@ -284,3 +284,4 @@ def _constants(want: Side, have: Side, layer: int | None, result: Result) -> Non
     if not (want.needs_texts and have.needs_texts):
         roles = {role: None for role in roles if role in ours and role in theirs}
     texts.compare(roles, ours, theirs, (str(want.path), str(have.path)), result)
+    texts.compare_keys(have.kind, ours.get(texts.CONFIG), have.sizes_as_keys, str(want.path), result)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ from formats import row264, row_layouts
 from formats.dialects import DS4
 from formats.disk import ReadFile
 from formats.errors import FormatError
-from formats.gguf_file import TensorInfo
+from formats.gguf_file import TensorInfo, Value
 from formats.gguf_split import read_model
 from formats.recognise import type_of as kind_of
 from formats.safetensors_raw import Tensor
@@ -65,6 +65,7 @@ class Side:
     sizes: Sizes | None  # the whole model's
     kind: str = ""  # a container's dialect
     needs_texts: bool = True  # or they are compared only where the other side has them too
+    sizes_as_keys: Mapping[str, Value] = field(default_factory=dict)  # what of the config stands in keys of its own
 
 
 def open_side(
@@ -139,7 +140,8 @@ def of_container(stack: ExitStack, path: Path, profile: Profile) -> Side:
     def expected(layers: tuple[int, ...]) -> list[Expectation]:
         return [Expectation(f"in {path}", stored.constants)]
 
-    return Side(path, tables, weights, expected, stored, texts, whole, dialect.name, needed)
+    keys = {key.name: header.keys[key.name] for key in dialect.hyperparameters if key.name in header.keys}
+    return Side(path, tables, weights, expected, stored, texts, whole, dialect.name, needed, keys)
 
 
 def _weight_of(file: ReadFile, path: Path, tensor: TensorInfo) -> Weight:

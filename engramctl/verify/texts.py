@@ -9,9 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
+
 from engramctl import config as configs
+from engramctl import dialect_keys
 from engramctl.verify.result import Result
+from formats import dialects
 from formats.errors import FormatError, shown
+from formats.gguf_file import Value
 
 CHECK = "constants"
 CONFIG = "config"
@@ -28,6 +33,24 @@ def compare(
             continue
         for entry, ours, theirs in _differences(role, expected, found, names):
             result.add(CHECK, entry, ours, theirs)
+
+
+def compare_keys(dialect: str, config: str | None, stored: Mapping[str, Value], name: str, result: Result) -> None:
+    """Findings for each key of `stored` that does not say what the other holder's config says."""
+    known = dialects.by_name(dialect)
+    if known is None or config is None:
+        return
+    try:
+        wanted = dialect_keys.hyperparameters(known, configs.parse(config, name), name)
+    except FormatError:  # no config to take anything from, which is told as a text
+        return
+    for key, value in wanted:
+        if key in stored and not dialect_keys.same(stored[key], value):
+            result.add(CHECK, f"key {key}", f"{_said(value)} as in the config", _said(stored[key]))
+
+
+def _said(value: Value) -> str:
+    return shown(value.value.tolist() if isinstance(value.value, np.ndarray) else value.value)
 
 
 def _differences(role: str, want: str | None, have: str | None, names: Names) -> list[tuple[str, str, str]]:
