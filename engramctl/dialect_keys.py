@@ -26,6 +26,12 @@ SCALARS = {
 }
 
 
+MADE = {  # the roles that `values` knows
+    *("encoding", "storage", "present", "layers", "rows", "heads", "width", "size", "base", "compressed"),
+    *("pad_id", "pad_token_id", "token_map", "moduli", "multipliers", "offsets"),
+}
+
+
 def values(dialect: Dialect, params: HashParams, sizes: Sizes) -> dict[str, Any]:
     """Every role of the dialect that the constants and the sizes say; others are the file's own affair."""
     known: dict[str, Any] = {
@@ -46,6 +52,7 @@ def values(dialect: Dialect, params: HashParams, sizes: Sizes) -> dict[str, Any]
         "multipliers": params.multipliers.reshape(-1),
         "offsets": params.offsets.reshape(-1),
     }
+    assert known.keys() == MADE
     return {role: known[role] for role in dialect.keys if role in known}
 
 

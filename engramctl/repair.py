@@ -15,7 +15,7 @@ from pathlib import Path
 from engramctl import pieces, repair_journal
 from engramctl.errors import EngramctlError
 from engramctl.repair_plan import RepairPlan
-from formats import disk, gguf_split, ranges
+from formats import disk, gguf_split, os_errors, ranges
 from formats.disk import ReadFile, WriteFile
 from formats.errors import FormatError
 
@@ -25,7 +25,7 @@ Progress = Callable[[int], None]
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
     """While the block runs no other run changes the file in place."""
-    with WriteFile.open(path) as file:
+    with os_errors.made_for(path), WriteFile.open(path) as file:
         try:
             file.lock()
         except BlockingIOError:
@@ -115,9 +115,9 @@ def said(path: Path, way: str) -> Iterator[None]:
     except OSError as error:
         if not repair_journal.journal_of(path).exists():
             raise
-        found = error.strerror or type(error).__name__
         hint = f"the journal is there: engramctl repair {path} {way}"
-        raise EngramctlError(error.filename or str(path), "every step of it done", found.lower(), hint) from None
+        where, expected, found = os_errors.words(error)
+        raise EngramctlError(where if error.filename else str(path), expected, found, hint) from None
 
 
 def resume(path: Path) -> str:

@@ -51,10 +51,10 @@ class RepairPlan:
 
 def plan(path: Path, header: GgufHeader, source: Dialect, target: Dialect, truth: Truth) -> RepairPlan:
     """The repaired header; what cannot be had without moving or re-encoding tables raises `EngramctlError`."""
-    _require_first(path, header)
+    require_first(path, header)
     for name, expected, found in header.span_errors():
         raise FormatError(path, f"tensor {name}", expected, found)
-    _require_tables(path, header, source, target)
+    require_tables(path, header, source, target)
     _require_constants(path, header, target, truth)
     changes: list[Change] = []
     keys = _keys(path, header, source, target, truth, changes)
@@ -80,7 +80,7 @@ def plan(path: Path, header: GgufHeader, source: Dialect, target: Dialect, truth
     return RepairPlan(header, target, truth, tuple(changes), head, room, old_end, after)
 
 
-def _require_first(path: Path, header: GgufHeader) -> None:
+def require_first(path: Path, header: GgufHeader) -> None:
     """Of a split model the keys stand in the first file, and its tables have to be there to hold them against."""
     if gguf_split.position(header)[0]:
         where = f"the shard with the keys: {gguf_split.first_of(header)}"
@@ -126,7 +126,7 @@ def _steps(path: Path, header: GgufHeader, target: Dialect) -> tuple[int, int]:
     return step, -first % target.alignment
 
 
-def _require_tables(path: Path, header: GgufHeader, source: Dialect, target: Dialect) -> None:
+def require_tables(path: Path, header: GgufHeader, source: Dialect, target: Dialect) -> None:
     """The target's tensors must be there already, under whichever name, with its types and row bytes."""
     if not target.keys or target.magic or (target.placement == "external" and source is not target):
         raise EngramctlError("--to-dialect", "a dialect whose tables are in a GGUF", target.name, target.loses or None)

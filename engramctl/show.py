@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engramctl import config as configs
-from engramctl import container_sizes, kinds, maps, profiles, shapes, show_files, sidecars
+from engramctl import container_sizes, kinds, maps, mendable, profiles, shapes, show_files, sidecars
 from engramctl import stored as stores
 from engramctl.checkpoint import DIALECT, read_config
 from engramctl.hash_params import digest
@@ -132,6 +132,9 @@ def _container(path: Path, profile: Profile, header: GgufHeader) -> dict[str, An
     sizes, size_problem = _container_sizes(header, dialect, stored.constants, profile)
     tables = {dialect.tensors[role].format(layer=layer) for layer in seen.layers for role in dialect.tensors}
     own = [t for t in header.tensors if ENGRAM in t.name or t.name in tables or t.name.startswith("engram_")]
+    loaders = _loaders(header, profile)
+    broken = [] if nearest is None else [why["where"] for why in loaders.get(nearest.name, {"why": []})["why"]]
+    mend = mendable.note(path, header, seen, [*broken, *(where for where, _, _ in seen.wrong)])
     return {
         "path": str(path),
         "kind": "container",
@@ -145,7 +148,7 @@ def _container(path: Path, profile: Profile, header: GgufHeader) -> dict[str, An
             {"where": where, "expected": want, "found": found}
             for where, want, found in (*header.text_errors, *seen.wrong)
         ],
-        "notes": [*seen.notes, *_tail_notes(header), *_repair_note(path)],
+        "notes": [*seen.notes, *_tail_notes(header), *_repair_note(path), *([mend] if mend else [])],
         "architecture": _scalar(header, "general.architecture"),
         "version": header.version,
         "alignment": header.alignment,
@@ -154,7 +157,7 @@ def _container(path: Path, profile: Profile, header: GgufHeader) -> dict[str, An
         "tensors_total": len(own),
         "other_tensors": len(header.tensors) - len(own),
         "constants": _constants(header),
-        "loaders": _loaders(header, profile),
+        "loaders": loaders,
         "config_problem": problem or size_problem,
         **model(sizes, profile, config),
         "token_map": _token_map(stored.constants.get("token_map")),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from formats.closing import Closing
 from formats.errors import FormatError, ShortFileError, before_end
+from formats.os_errors import made_for
 from formats.system import PathLike, System
 
 MOST_NAME = 255  # bytes, on every file system in use
@@ -224,18 +225,25 @@ def write_whole(path: PathLike, chunks: Iterable[bytes | bytearray | memoryview]
     refuse_existing(path, force)
     if not path.parent.is_dir():
         raise FormatError(path.parent, None, "a folder", "a file" if path.parent.exists() else "nothing there")
-    file = _sibling(path)
-    try:
-        with file:
-            offset = 0
-            for chunk in chunks:
-                file.write(offset, chunk)
-                offset += memoryview(chunk).nbytes
-            file.sync()
-        publish(file.path, path, force)
-    except BaseException:
+    with made_for(path):
+        file = _sibling(path)
+        try:
+            with file:
+                offset = 0
+                for chunk in chunks:
+                    file.write(offset, chunk)
+                    offset += memoryview(chunk).nbytes
+                file.sync()
+            publish(file.path, path, force)
+        except BaseException:
+            remove(file.path)
+            raise
+
+
+def require_place(path: PathLike) -> None:
+    """Before long work: `write_whole` may make its file there. Nothing is left."""
+    with made_for(path), _sibling(Path(path)) as file:
         remove(file.path)
-        raise
 
 
 def remove(*paths: PathLike) -> None:

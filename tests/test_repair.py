@@ -181,6 +181,52 @@ def test_a_config_of_other_hidden_states_is_not_written(cli: Cli, tiny: Path, co
     assert (refusal.expected, refusal.found) == (f"[96, 4], as the config of {other} has them", "[64, 4]")
 
 
+def mended_by(path: Path) -> str:
+    return f"constants are mended by: engramctl repair {path} --from CHECKPOINT -o NEW"
+
+
+@pytest.mark.parametrize("case", ["none", "old names", "wrong type", "wrong value"])
+def test_reports_of_missing_and_wrong_constants_name_the_command(
+    cli: Cli, tiny: Path, model: Model, container: Path, published: Path, tmp_path: Path, case: str
+) -> None:
+    if case == "none":
+        path = without_constants(container, tmp_path)
+    elif case == "old names":
+        path = published
+    elif case == "wrong type":
+        keys = files.llamacpp_keys(model)
+        keys[f"{NEW}primes"] = ("u32[]", keys[f"{NEW}primes"][1])
+        path = files.write(tmp_path / "x.gguf", keys, files.quantised(model))
+    else:
+        path = changed(container, tmp_path, lambda data: data.__setitem__(scalar_at(data, f"{NEW}pad_id"), 2))
+    if case != "wrong value":  # which no loader looks at
+        assert mended_by(path) in cli.ok("show", path, "--json").json["notes"]
+        assert mended_by(path) in differs(cli, "file", path)["notes"]
+    if case != "wrong type":  # whose meaning is right
+        assert mended_by(path) in differs(cli, "params", path, "--source", tiny)["notes"]
+    cli.ok("repair", path, "--from", tiny, "-o", tmp_path / "new.gguf")  # as the note says
+    assert "mended" not in cli.ok("show", tmp_path / "new.gguf").out.decode()
+
+
+def test_no_repair_is_named_where_it_would_be_refused_or_has_nothing_to_do(
+    cli: Cli, tiny: Path, model: Model, container: Path, tmp_path: Path
+) -> None:
+    cut = Path(shutil.copy(without_constants(container, tmp_path), tmp_path / "cut.gguf"))
+    os.truncate(cut, cut.stat().st_size - 10_000)
+    quantised = files.make("deepstrix", tmp_path, model)  # whose shards' names nobody knows
+    rewrite(quantised, replace_text("table_shards", "table_sharts"))
+    behind = ("a.weight", np.zeros(8, np.float32), None)
+    rows = {layer: model.rows264(layer).view(np.int8) for layer in model.layers}
+    keys = files.ds4_keys(model, "e4m3_e8m0_32_row264")
+    tail = files.write(tmp_path / "tail.gguf", keys, [*files.ds4_tensors(model, rows), behind], alignment=16384)
+    for path in (cut, quantised, tail, container):
+        assert "mended" not in cli.ok("show", path).out.decode()
+        assert "mended" not in cli("check", "file", path).out.decode()
+    assert "mended" not in cli("check", "file", container, "--loader", "llamacpp").out.decode()
+    for path in (cut, quantised):
+        assert cli("repair", path, "--from", tiny, "-o", tmp_path / "no.gguf").code == 2
+
+
 def test_what_the_loader_still_refuses_is_the_last_word_and_names_what_supplies_it(
     cli: Cli, tiny: Path, container: Path, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ import typer
 
 from engramctl.cli import quick, usage
 from engramctl.errors import EngramctlError
+from formats import os_errors
 from formats.errors import FormatError
 
 OK, DIFFERS, UNKNOWN = 0, 1, 2
@@ -63,8 +64,7 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
         _forget_stdout()
         return CLOSED_PIPE
     except OSError as error:
-        where = os.fsdecode(error.filename) if error.filename is not None else "input or output"
-        return _refuse(arguments, where, "a working file", (error.strerror or str(error)).lower())
+        return _refuse(arguments, *os_errors.words(error))
     except MemoryError:
         return _refuse(arguments, "memory", "enough for what was asked", "too little")
     except Exception:

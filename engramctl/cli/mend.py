@@ -54,7 +54,7 @@ def repair(
     from engramctl import repair as mend
     from engramctl import report
     from engramctl.cli import edge
-    from engramctl.cli.output import refuse_source
+    from engramctl.cli.output import kept, refuse_source
 
     ways = [name for name, given in (("-o", output), ("--in-place", in_place), ("--dry-run", dry_run)) if given]
     if undo or (resume and output is None):
@@ -75,7 +75,7 @@ def repair(
         made = _plan(file, source, to_dialect, profile)
         way = "nothing to do" if not made.changes else "dry run"
         if made.changes and output is not None:
-            with report.progress(file.stat().st_size, output.name, quiet or json) as advance:
+            with report.progress(file.stat().st_size, output.name, quiet or json) as advance, kept(output):
                 way = mend.to_file(made, output, resume, force, advance)
         elif made.changes and in_place:
             mend.in_place(made)

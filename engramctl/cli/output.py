@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from engramctl.cli.options import STDIN
 from engramctl.errors import EngramctlError
 from formats import disk
 from formats.npy import encode_header
+from formats.os_errors import made_for
 
 # Endings that say a form: those of this tool's files, and of others that lie beside them.
 SAYING = (
@@ -90,7 +91,7 @@ def kept(output: Path | None) -> Iterator[None]:
     if output is not None:
         room.require_name(output)
     partial = None if output is None else output.with_name(output.name + ".partial")
-    with left_behind(partial, "is kept, and --resume goes on"):
+    with left_behind(partial, "is kept, and --resume goes on"), nullcontext() if output is None else made_for(output):
         yield
 
 

@@ -126,7 +126,8 @@ def repack(
     wanted = None if layers is None else tuple(int(x) for x in integers(layers, "--layers"))
     with open_checkpoint(checkpoint, profile, maps.given(token_map), wanted) as source:
         if asked.mine:
-            pack_other.run(source, asked)
+            with kept(output):
+                pack_other.run(source, asked)
             return
         made = repack_plan.plan(source, asked.kv_type, source_url, source_revision)
         some = _slice(source.sizes, layer, rows, part, merge)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engramctl import config as configs
-from engramctl import container_sizes, kinds, repair_journal, sidecars, tables, workspace
+from engramctl import container_sizes, kinds, mendable, repair_journal, sidecars, tables, workspace
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile
 from engramctl.source import is_container
@@ -56,6 +56,8 @@ def check(path: Path, profile: Profile, loader: str | None = None, release: bool
     ran, accepts = _judge(chosen, facts, result)
     result.coverage.checked = len(ran)
     _notes(facts, seen, result)
+    if mend := mendable.note(path, header, seen, [each.where for each in result.findings], loader):
+        result.notes.append(mend)
     why_not = _not_release(facts, profile, config)
     if release or not why_not:
         _real_rows(facts, profile, result)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import container_sizes, hash_params, params_file, sidecars
+from engramctl import container_sizes, hash_params, mendable, params_file, sidecars
 from engramctl.arrays import STDIN
 from engramctl.checkpoint import read_config as checkpoint_config
 from engramctl.mistakes import map_sources
@@ -71,6 +71,10 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     inside = [] if found_map is None else [FoundMap(found_map, "the token map inside")]
     _map_facts(stored, inside + ([] if sure is None else [sure]), result)
     result.extra["constants"] = constants.statuses(stored, derived)
+    if not result.ok and path != STDIN and path.is_file() and is_container(path):
+        header = read_model(path, strict=False)
+        mend = mendable.note(path, header, recognise.recognise(header), [mendable.KEY])
+        result.notes += [mend] if mend else []
     right = public if public is not None or ids is None else made
     if not result.ok and right is not None and profile.rule == V41_RULE:
         tokenizer = next(

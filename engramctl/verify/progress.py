@@ -52,7 +52,10 @@ class Progress:
 def resume(path: Path | None, plan: dict[str, Any], result: Result) -> Progress:
     """The progress kept at `path`, its findings put into the result; from the start where there is none."""
     now = Progress(path, plan)
-    if path is None or not path.exists():
+    if path is None:
+        return now
+    disk.require_place(path)
+    if not path.exists():
         return now
     with ReadFile.open(path) as file:
         journal_file.require_size(file, "progress")
