@@ -15,12 +15,14 @@ from formats.safetensors_raw import LENGTH_BYTES
 HEAD = 1 << 16
 GGUF = "a GGUF container"
 UNFINISHED = "an unfinished output of repack"
-JSON, ZIP = "a JSON file", "an npz or zip file"
+JSON, ZIP, NPY = "a JSON file", "an npz or zip file", "an npy file"
+TEXT, MAP, TOKENIZER, EMPTY = "a text file", "a token map", "a tokenizer", "an empty file"
+SAFETENSORS = "a safetensors file"
 CHECKPOINT = "a checkpoint folder or a safetensors file"
 SOURCES = "a checkpoint folder, a safetensors file or a GGUF"
 SIGNS = (
     (GGUF_MAGIC, GGUF),
-    (npy.MAGIC, "an npy file"),
+    (npy.MAGIC, NPY),
     (b"PK\x03\x04", ZIP),
     (b"PK\x05\x06", ZIP),
     (b"engramctl partial ", UNFINISHED),
@@ -32,27 +34,40 @@ def name(path: Path) -> str | None:
     if not path.is_file():
         return None
     with ReadFile.open(path) as file:
-        size, head = file.size, file.read(0, min(file.size, HEAD), "data")
+        return of(file.read(0, min(file.size, HEAD), "data"), file.size)
+
+
+def of(head: bytes, size: int) -> str | None:
+    """The same of a file's beginning, of HEAD bytes or all of it."""
     if not head:
-        return "an empty file"
+        return EMPTY
     for sign, kind in SIGNS:
         if head.startswith(sign):
             return kind
     if head[8:9] == b"{" and not head[:1].isspace() and head[:1] != b"{":
         return None  # a safetensors file, whole or broken
     if is_tokenizer(head):
-        return "a tokenizer"
+        return TOKENIZER
     if head.lstrip()[:1] in (b"{", b"[") and _is_text(head):
         return JSON
     if _is_token_map(head, size):
-        return "a token map"
-    return "a text file" if head and _is_text(head) else None
+        return MAP
+    return TEXT if _is_text(head) else None
+
+
+def safetensors(head: bytes, size: int) -> str | None:
+    """The name of a file that begins as safetensors do: its header's length, which is inside of it, and the header."""
+    length = int.from_bytes(head[:LENGTH_BYTES], "little")
+    return SAFETENSORS if head[LENGTH_BYTES:][:1] == b"{" and length < size else None
 
 
 def refuse_other(path: Path, expected: str, allowed: tuple[str, ...] = (), hint: str | None = None) -> None:
     """Refuse a file that is surely of another kind than what is expected, by its own kind's name; `hint` is the way on
     from a container where a checkpoint is expected."""
     kind = name(path)
+    if kind is None and expected == GGUF and path.is_file():
+        with ReadFile.open(path) as file:
+            kind = safetensors(file.read(0, min(file.size, LENGTH_BYTES + 1), "data"), file.size)
     if kind is not None and kind not in allowed:
         on = _way_on(path) if kind == UNFINISHED else None
         if kind == GGUF and expected == CHECKPOINT:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import stored
+from engramctl import known_files, stored
 from engramctl.arrays import STDIN
 from engramctl.errors import EngramctlError
 from engramctl.hash_params import digest
@@ -45,10 +45,11 @@ def read(path: Path | None, profile: Profile) -> FoundMap:
 def _alone(path: Path, entries: int | None = None) -> FoundMap:
     """Of a tokenizer, or of a file that is a map and nothing else."""
     data, name = _bytes(path), "standard input" if path == STDIN else str(path)
+    known_files.refuse_no_map(data, name)
     if _is_tokenizer(data):
         from engramctl import vocabulary
 
-        return FoundMap(vocabulary.build(vocabulary.parse(data, path), path), name)
+        return FoundMap(vocabulary.build(vocabulary.parse(data, Path(name)), Path(name)), name)
     return FoundMap(token_map.decode(data, name, entries)[1], name)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engramctl import config as configs
-from engramctl import container_sizes, kinds, maps, mendable, profiles, shapes, show_files, sidecars
+from engramctl import container_sizes, kinds, known_files, maps, mendable, profiles, shapes, show_files, sidecars
 from engramctl import stored as stores
 from engramctl.checkpoint import DIALECT, read_config
 from engramctl.hash_params import digest
@@ -49,7 +49,7 @@ def describe(path: Path, profile_name: str | None = None, header: GgufHeader | N
         return show_files.sidecar(found, profile)
     if maps.looks_like_one(path):
         return show_files.map_file(path, profile)
-    kinds.refuse_unknown(path, kinds.SOURCES)
+    known_files.refuse(path)
     return _checkpoint(path, profile)
 
 

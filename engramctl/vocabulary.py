@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from engramctl.errors import EngramctlError
 from formats.disk import ReadFile
-from formats.errors import FormatError
+from formats.errors import FormatError, shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -59,7 +59,7 @@ def library(path: Path | str, expected: str) -> Iterator[None]:
         panic = type(error).__name__ == "PanicException"
         if isinstance(error, MemoryError) or not (panic or isinstance(error, Exception)):
             raise
-        raise FormatError(path, None, expected, _first_line(error)) from None
+        raise FormatError(path, None, expected, f"what tokenizers refuses: {shown(_first_line(error), 200)}") from None
 
 
 def _first_line(error: BaseException) -> str:

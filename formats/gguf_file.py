@@ -165,7 +165,7 @@ def _read(file: ReadFile, any_text: bool) -> GgufHeader:
     scan = Scan(file, any_text)
     magic = scan.take(len(MAGIC), "magic")
     if magic != MAGIC:
-        raise FormatError(file.path, 0, '"GGUF"', repr(magic))
+        raise FormatError(file.path, 0, '"GGUF"', shown(magic.decode("latin-1")))
     version = _version(scan)
     tensor_count = scan.count("tensors", LEAST_TENSOR, COUNT_LIMIT)
     key_count = scan.count("keys", LEAST_KEY, COUNT_LIMIT)

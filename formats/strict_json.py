@@ -28,6 +28,15 @@ def once(path: str | PathLike[str], at: int | None) -> Callable[[list[tuple[str,
     return unique
 
 
+def _broken(said: str, rest: str) -> str:
+    """What stands where the text stops being JSON, of what the parser says and of what follows there."""
+    if said.startswith("Unterminated"):
+        return f"a text without its end: {shown(rest)}"
+    if said == "Extra data":
+        return f"more after its end: {shown(rest)}"
+    return shown(rest) if rest else "the end of it"
+
+
 def read_object(path: str | PathLike[str], raw: bytes, at: int) -> dict[str, object]:
     """The bytes at `at` of a file -> one JSON object: UTF-8, no name twice, no NaN, integers that may be 64 bits."""
 
@@ -46,7 +55,7 @@ def read_object(path: str | PathLike[str], raw: bytes, at: int) -> dict[str, obj
         raise FormatError(path, at + error.start, "UTF-8", f"byte {raw[error.start]:#04x}") from None
     except json.JSONDecodeError as error:
         place = at + len(text[: error.pos].encode())
-        raise FormatError(path, place, "JSON", f"{error.msg} {shown(text[error.pos : error.pos + 8])}") from None
+        raise FormatError(path, place, "JSON", _broken(error.msg, text[error.pos : error.pos + 8])) from None
     except RecursionError:
         raise FormatError(path, at, "JSON nested a few levels deep", "hundreds of levels") from None
     if not isinstance(value, dict):

@@ -73,8 +73,12 @@ def _json(data: bytes, path: str) -> NDArray[np.uint32]:
     else:
         try:
             ids = json.loads(data.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise FormatError(path, None, "a token map in JSON", f"{error!s:.80}") from None
+        except json.JSONDecodeError as error:
+            raise FormatError(
+                path, None, "a token map in JSON", f"text that is none from character {error.pos}"
+            ) from None
+        except (ValueError, RecursionError):
+            raise FormatError(path, None, "a token map in JSON", "text that is none") from None
     if not isinstance(ids, list) or not ids:
         raise FormatError(path, None, "a list of compressed ids, or an object with one as token_map", shown(ids))
     for entry, value in enumerate(ids):

@@ -37,7 +37,7 @@ KEY = 'a value type 0..12 for "k"'
 
 HOSTILE: dict[str, tuple[bytes, int | str, str, str]] = {
     "nothing": (b"", 0, "4 bytes of magic", f"0{END}"),
-    "another magic": (b"GGJT" + bytes(40), 0, '"GGUF"', "b'GGJT'"),
+    "another magic": (b"GGJT" + bytes(40), 0, '"GGUF"', '"GGJT"'),
     "version 0": (start(version=0), 4, "GGUF version 2 or 3, little-endian", "version 0"),
     "version 1": (start(version=1), 4, "GGUF version 2 or 3, little-endian", "version 1, whose lengths have 32 bits"),
     "version 4": (start(version=4), 4, "GGUF version 2 or 3, little-endian", "version 4"),

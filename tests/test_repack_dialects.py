@@ -98,6 +98,8 @@ def test_other_dialects_are_refused_with_what_would_be_lost(cli: Cli, tiny: Path
     refusal = cli.refused_twice(tmp_path, "repack", tiny, "-o", tmp_path / "x.gguf", "--dialect", name)
     assert (refusal.where, refusal.found) == ("--dialect", name)
     assert refusal.hint
+    unknown = cli.refused(tmp_path, "repack", tiny, "-o", tmp_path / "x.gguf", "--dialect", "nope")
+    assert unknown.expected == refusal.expected == "one of ds4, split-i8, row264-bare"
 
 
 @pytest.mark.parametrize("dialect", ["ds4", "split-i8"])

@@ -36,7 +36,20 @@ def test_a_good_checkpoint_passes(cli: Cli, made: dict[str, Path], name: str) ->
         report = cli.ok("check", "source", made[name], "--json", *options).json
         assert report["ok"]
         assert report["coverage"]["checked"] > 0
-    assert cli.ok("check", "params", made[name], "--json").json["ok"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_constants_are_compared_and_where_there_are_none_nothing_is_called_good(
+    cli: Cli, made: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    if profiles.load(name).rule.mix == "xor_mul":
+        report = cli.ok("check", "params", made[name], "--json").json
+        assert report["ok"]
+        assert report["coverage"]["checked"] > 0
+    else:
+        refusal = cli.refused_twice(tmp_path, "check", "params", made[name])
+        assert (refusal.expected, refusal.found) == ("stored constants to compare", "none: they follow from its config")
+        assert refusal.hint.startswith("check source ")
 
 
 @pytest.mark.parametrize("name", NAMES)

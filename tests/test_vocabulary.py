@@ -304,7 +304,10 @@ def test_ids_with_a_gap_are_refused_by_the_first() -> None:
 
 def test_a_decoder_that_panics_is_an_error_of_the_file(capfd: pytest.CaptureFixture[str]) -> None:
     tokenizer = vocabulary.parse(changed(decoder={"type": "Strip", "content": "a", "start": 0, "stop": 9}), Path("t"))
-    with pytest.raises(FormatError, match=r"^t: expected a decoder that takes every id, found index out of bounds"):
+    with pytest.raises(
+        FormatError,
+        match=r"^t: expected a decoder that takes every id, found what tokenizers refuses: .index out of bounds",
+    ):
         vocabulary.build(tokenizer, Path("t"))
     capfd.readouterr()  # the library's own talk of its panic
 
@@ -346,7 +349,7 @@ def test_a_tokenizer_that_panics_over_a_text_is_one_line(capfd: pytest.CaptureFi
         def encode(self, text: str, add_special_tokens: bool) -> None:
             raise PanicException("index out of bounds\nnote: run with a backtrace")
 
-    with pytest.raises(FormatError, match=r"^--text: expected text .*, found index out of bounds$"):
+    with pytest.raises(FormatError, match=r"^--text: expected text .*, found .* refuses: .index out of bounds.$"):
         vocabulary.encode(cast("Tokenizer", Panics()), "x")
 
 

@@ -146,6 +146,9 @@ def params(path: Path, profile: str | None, given: FoundMap | None = None) -> Re
     with open_source(path, profile, given) as found:
         opened = as_sibling(found)
         stored, layers = _as_stored(opened), opened.sizes.layers
+        if not stored.constants:
+            what, found_none = "stored constants to compare", "none: they follow from its config"
+            raise EngramctlError(str(path), what, found_none, f"check source {path} judges the config and the tensors")
         made = subset_params(derivation.derive(opened.profile, opened.whole, opened.token_map().ids), layers)
         derived = constants.of_params(made)
         expectations = [Expectation("derived", derived)]
@@ -155,8 +158,6 @@ def params(path: Path, profile: str | None, given: FoundMap | None = None) -> Re
             expectations.append(Expectation("published", constants.of_params(public)))
         else:
             result.notes.append(f"not the sizes of profile {opened.profile.name}: compared with the derivation alone")
-        if not stored.constants:
-            result.notes.append("it stores no constants: they follow from its config")
         constants.compare(PARAMS, stored, expectations, layers, result)
         result.extra["constants"] = constants.statuses(stored, derived)
         return result

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engramctl import container_sizes, hash_params, mendable, params_file, sidecars
 from engramctl.arrays import STDIN
 from engramctl.checkpoint import read_config as checkpoint_config
+from engramctl.errors import EngramctlError
 from engramctl.mistakes import map_sources
 from engramctl.profiles import Profile, Sizes
 from engramctl.rules import V41_RULE
@@ -44,6 +45,8 @@ def check(path: Path, profile: Profile, given: FoundMap | None = None, model: Pa
     layers = constants.container_layers(stored, sizes)
     result = Result(Coverage("constants", 0, len(stored.constants) + len(stored.problems)))
     result.coverage.checked = len(stored.constants)
+    if not result.coverage.of:
+        raise EngramctlError(str(path), "stored constants to compare", "none", "repair writes them into a container")
     if whole is None and of_model is None and stored.guess is not None:
         result.notes.append("the sizes are what its own keys say: --source CHECKPOINT gives better ones")
     elif sizes is profile.sizes and stored.constants.get("rows", list(sizes.rows)) != list(sizes.rows):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import kinds, maps
+from engramctl import kinds, known_files, maps
 from engramctl.arrays import STDIN, open_data
 from engramctl.errors import EngramctlError
 from engramctl.mistakes import map_sources
@@ -86,6 +86,7 @@ def check_file(path: Path, profile: Profile, tokenizer: Path | None = None, publ
         if kinds.is_tokenizer(raw[: kinds.HEAD]):
             hint = f"engramctl map {data.where} -o MAP makes its map; check map MAP --tokenizer {data.where}"
             raise EngramctlError(data.where, "a token map, a container or a checkpoint", "a tokenizer", hint)
+        known_files.refuse_no_map(raw, data.where)
         count = profile.sizes.vocabulary if derived is None else derived.ids.size
         found = FoundMap(decode(raw, data.where, count)[1], data.where)
         result = check(found, derived, profile, None, published, tokenizer)
