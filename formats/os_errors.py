@@ -37,6 +37,9 @@ def _is_nobodys(error: OSError, path: Path, output: Path) -> bool:
 
 def words(error: OSError) -> tuple[str, str, str]:
     """Where, what was expected there, and what was found, as every other refusal has them."""
+    if error.errno is None and error.strerror is None:  # no call's: a library that did not load says so at length
+        said = (str(error) or type(error).__name__).partition(". ")[0].splitlines()[0]
+        return "a library", "one that can be loaded, and the memory for it", said[:120]
     path = None if error.filename is None else os.fsdecode(error.filename)
     return path or "input or output", _expected(error, path), (error.strerror or str(error)).lower()
 

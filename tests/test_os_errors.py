@@ -125,3 +125,12 @@ def test_only_what_could_not_be_made_beside_an_output_gets_its_name(tmp_path: Pa
         with pytest.raises(OSError) as raised, os_errors.made_for(tmp_path / "x"):
             raise OSError(code, os.strerror(code), str(tmp_path / name))
         assert raised.value.filename == str(tmp_path / kept)
+
+
+def test_a_library_that_does_not_load_is_one_line() -> None:
+    """llvmlite's words where there is no memory for it; they go on for a paragraph, and no call made them."""
+    error = OSError("Could not find/load shared object file 'libllvmlite.so' from 'llvmlite.binding'. This could\nmean")
+    where, expected, found = os_errors.words(error)
+    assert (where, expected) == ("a library", "one that can be loaded, and the memory for it")
+    assert found == "Could not find/load shared object file 'libllvmlite.so' from 'llvmlite.binding'"
+    assert os_errors.words(OSError())[2]
