@@ -75,7 +75,7 @@ def run(
             for name, case in _cases(source, at, size, chosen).items():
                 if name.split()[0] in wanted:
                     lines += _measured(name, case, skipped, say)
-            closing = advice.paragraph(source, lines)
+            closing, notes = advice.paragraph(source, lines), advice.notes(source)
             where = str(path) if path is not None else "a synthetic table, made for this"
     return {
         "file": where,
@@ -83,6 +83,7 @@ def run(
         "machine": _machine(chosen),
         "lines": [line.as_dict() for line in lines],
         "skipped": skipped,
+        "notes": notes,
         "advice": closing,
     }
 
