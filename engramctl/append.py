@@ -15,7 +15,7 @@ from engramctl.checkpoint import CheckpointSource
 from engramctl.dialect_keys import hyperparameters
 from engramctl.errors import EngramctlError
 from engramctl.identity import UNCHANGED, require_same
-from engramctl.repair import no_room, said, undo, write_over
+from engramctl.repair import no_room, no_whole_blocks, said, undo, write_over
 from engramctl.repair_plan import PADDING, head_of, require_near
 from engramctl.source import is_ple, named
 from engramctl.tensor_pieces import KvType
@@ -159,8 +159,7 @@ def in_place(made: AppendPlan, progress: pieces.Progress = lambda n: None) -> No
     path, inserted = model.path, made.moved
     repair_journal.refuse_open(path)
     if inserted % ranges.block_of(path):
-        what = "a header that ends on the file system's blocks"
-        raise EngramctlError(str(path), what, f"{inserted} bytes to be put in", "-o FILE writes a copy")
+        raise no_whole_blocks(path, inserted, "the same command with -o NEW for --in-place writes a copy")
     with ReadFile.open(path) as file:
         size = file.size
         old = file.read(0, min(model.data_start, size), "the header")  # without tensors it may end before the padding

@@ -70,8 +70,7 @@ def in_place(made: RepairPlan) -> None:
     repair_journal.refuse_open(path)
     inserted = made.moved
     if inserted < 0 or inserted % ranges.block_of(path):
-        what = "a header that ends on the file system's blocks"
-        raise EngramctlError(str(path), what, f"{inserted} bytes to be put in", "-o FILE writes a repaired copy")
+        raise no_whole_blocks(path, inserted, "the same command with -o NEW for --in-place writes a repaired copy")
     with ReadFile.open(path) as file:
         old = file.read(0, made.old_end, "the header")
         size = file.size
@@ -99,6 +98,13 @@ def write_over(path: Path, head: bytes, inserted: int, size: int, tail: int = 0)
         raise
     _write_head(path, head)
     repair_journal.remove(path)
+
+
+def no_whole_blocks(path: Path, inserted: int, hint: str) -> EngramctlError:
+    """File systems put in nothing else."""
+    block = ranges.block_of(path)
+    what = f"room to be made before the tables in whole blocks of {block} bytes, as file systems can"
+    return EngramctlError(str(path), what, f"{inserted} bytes that they have to move", hint)
 
 
 def no_room(path: Path) -> EngramctlError:

@@ -65,10 +65,11 @@ def plan(path: Path, header: GgufHeader, source: Dialect, target: Dialect, truth
     old_end = header.data_start + dropped
     require_near(header, old_end)
     room = old_end + shift
-    if shift:
-        changes.append({"what": "place of the tables", "was": f"{old_end}", "now": f"{room} and a page"})
     while not _fits(bare, room, header.alignment):
         room += step
+    if shift:
+        now = f"byte {room}, so that tables begin on pages of {target.alignment}"
+        changes.append({"what": "start of the tensor data", "was": f"byte {old_end}", "now": now})
     head = head_of(keys, tensors, room, header.alignment)
     placed = (
         TensorInfo(name, kind, shape, offset, room + offset, gguf.tensor_bytes(kind, shape))

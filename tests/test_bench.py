@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import Cli
+from cli_helpers import ROOT, Cli
 
 from engramctl import fast
 from engramctl.bench import advice, cold, lookups, measure, peers, run, stages
@@ -159,11 +165,36 @@ def test_bench_reports_every_group_as_json_and_as_a_table(
         assert line["peer"] in {each["candidate"] for each in same}
     placements = {line["candidate"] for line in report["lines"] if line["case"] == "warm rows"}
     assert {"--io mmap", "--io pread", "--io ram", "--io direct", "serial pread", "NumPy take"} <= placements
-    assert report["advice"].startswith("The tables are 0.0 GB in 2 layers; a token needs 48 rows of them")
+    assert report["advice"].startswith("The tables are 2.3 MB in 2 layers; a token needs 48 rows of them")
+    assert [note[:40] for note in report["notes"]] == ["tables of 2.3 MB are too small for ratio"]
     assert list(tmp_path.iterdir()) == []  # nothing stays
     shown = cli("bench", container, "--only", "hash,gate", "--layer", 14, "--quick", "--quiet")
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.decode().splitlines()[-1].startswith("The tables are")
+    assert b"note: tables of 2.3 MB are too small" in shown.out
+
+
+def test_an_interrupted_bench_says_so_once_and_of_nothing_that_is_gone(tmp_path: Path) -> None:
+    """Ctrl-C strikes the conversion that it runs as well."""
+    command = [sys.executable, "-m", "engramctl", "bench", "--quick", "--only", "repack", "--folder", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, "--quiet"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as running:
+        deadline = time.monotonic() + 60
+        while not any(tmp_path.glob("*/repacked.gguf.lock")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        os.killpg(running.pid, signal.SIGINT)
+        out, said = running.communicate(timeout=60)
+    assert (running.returncode, out, said) == (130, b"", b"engramctl: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_conversion_that_fails_is_left_out_with_its_reason(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "QUICK", dataclasses.replace(run.QUICK, base=61, hidden=64))
+    monkeypatch.setattr(run.files, "COPIED", 1 << 16)
+    monkeypatch.setattr(run.files.sys, "executable", shutil.which("false"))
+    (skipped, *_) = cli("bench", "--quick", "--only", "repack", "--json").json["skipped"]
+    assert skipped == "repack: engramctl repack: expected a conversion that ends, found exit code 1"
 
 
 @pytest.mark.parametrize("kernel", ["amx", "avx512", "avx2", "portable"])
@@ -218,6 +249,12 @@ def line(group: str, case: str, candidate: str, amount: float, best: float) -> L
     return Line(group, case, candidate, amount, "rows", best, best, candidate, 1.0)
 
 
+def test_large_tables_have_no_note(container: Path) -> None:
+    with open_source(container) as source:
+        source.sizes = dataclasses.replace(source.sizes, rows=(384_006_168, 384_016_682))
+        assert advice.notes(source) == []
+
+
 def advised(
     container: Path, free: int | None, monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...] | None = None
 ) -> str:
@@ -239,7 +276,7 @@ def advised(
 def test_advice_for_tables_that_fit(container: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = advised(container, 22 * 10**9, monkeypatch)
     assert said == (
-        "The tables are 0.0 GB in 2 layers; a token needs 48 rows of them, and 22.0 GB of memory is free. "
+        "The tables are 2.3 MB in 2 layers; a token needs 48 rows of them, and 22.0 GB of memory is free. "
         "In memory they cost 2 microseconds a token (--io ram). "
         "From this disk 384 microseconds a token when many are asked for at once (--io pread, 125,000 rows/s), "
         "500 microseconds for one token alone. "

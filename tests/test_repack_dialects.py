@@ -11,7 +11,7 @@ import dialect_files as files
 import numpy as np
 import pytest
 from checkpoints import read_tensors
-from checks import differs, passes, scalar_at
+from checks import differs, only, passes, scalar_at
 from cli_helpers import Cli
 from dialect_files import Model
 from faults import Faulty
@@ -387,3 +387,25 @@ def test_an_unpack_that_is_stopped_or_finished_says_what_is_there(
         assert "for an unfinished output" in refusal.hint
     refusal = cli.refused(tmp_path, "unpack", tmp_path / "none", "-o", tmp_path / "x")
     assert (refusal.expected, refusal.found) == ("a container", "nothing there")
+
+
+def test_bare_rows_make_a_round_trip_that_is_checked_without_a_config(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    rows, back = tmp_path / "rows", tmp_path / "back"
+    cli.ok("repack", tiny, "-o", rows, "--dialect", "row264-bare")
+    cli.ok("unpack", rows, "-o", back)
+    for sides in ((tiny, back), (back, tiny), (rows, back)):
+        passes(cli, "packing", *sides)
+    shard = next(iter(back.glob("*-14.safetensors")))
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.write_bytes(data)
+    assert only(differs(cli, "packing", tiny, back))[0].startswith("layer 14 row ")
+    refusal = cli.refused(tmp_path, "check", "file", rows)
+    assert refusal.hint == f"one file of rows at a time: check file {rows / 'engram-l1-packed.bin'}"
+    passes(cli, "file", rows / "engram-l1-packed.bin")
+
+
+def test_a_checkpoint_with_weights_and_no_config_wants_its_sizes(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "c")
+    (tmp_path / "c" / "config.json").unlink()
+    assert cli.refused(tmp_path, "check", "packing", tiny, tmp_path / "c").expected == "a config.json"

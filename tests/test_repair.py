@@ -344,7 +344,13 @@ def test_tables_off_their_page_are_put_on_one(cli: Cli, tiny: Path, model: Model
     assert start % 16384
     assert {each["check"] for each in differs(cli, "file", path)["findings"]} == {"ds4.page"}
     before = bodies(path)
-    cli.ok("repair", path, "--from", tiny, "-o", tmp_path / "fixed.gguf")
+    refusal = cli.refused(tmp_path, "repair", path, "--from", tiny, "--in-place")
+    assert refusal.expected.startswith("room to be made before the tables in whole blocks of ")
+    assert "-o NEW for --in-place writes a repaired copy" in refusal.hint
+    report = cli.ok("repair", path, "--from", tiny, "-o", tmp_path / "fixed.gguf", "--json").json
+    (moved,) = (each for each in report["changes"] if each["what"] == "start of the tensor data")
+    old, new = gguf_file.read_header(path).data_start, gguf_file.read_header(tmp_path / "fixed.gguf").data_start
+    assert (moved["was"], moved["now"][: len(f"byte {new},")]) == (f"byte {old}", f"byte {new},")
     assert gguf_file.read_header(tmp_path / "fixed.gguf").tensor(files.table(1)).start % 16384 == 0
     assert bodies(tmp_path / "fixed.gguf") == before
     passes(cli, "file", tmp_path / "fixed.gguf")

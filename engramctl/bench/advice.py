@@ -6,18 +6,32 @@ from engramctl.bench.measure import Line
 from engramctl.placement import memory
 from engramctl.source import Source
 
+SMALL = 100_000_000  # bytes of tables; below it nothing is like a model's 203 GB
 HIDDEN = 0.1  # of the projection's time: what costs less is not noticed
+
+
+def notes(source: Source) -> list[str]:
+    """What the numbers do not mean."""
+    size = _table_bytes(source)
+    if size >= SMALL:
+        return []
+    why = "a processor's caches hold much of them, and starting to work takes longer than the work"
+    return [f"tables of {_bytes(size)} are too small for ratios to mean anything: {why}"]
+
+
+def _table_bytes(source: Source) -> int:
+    row_bytes = sum(part.stride for part in source.table(source.sizes.layers[0]).parts)
+    return sum(source.sizes.rows) * row_bytes
 
 
 def paragraph(source: Source, lines: list[Line]) -> str:
     """For whoever has to choose `--io`; says only what was measured."""
     sizes = source.sizes
-    row_bytes = sum(part.stride for part in source.table(sizes.layers[0]).parts)
-    size, free = sum(sizes.rows) * row_bytes, memory.free_bytes()
+    size, free = _table_bytes(source), memory.free_bytes()
     rows = sizes.columns * len(sizes.layers)
     said = [
-        f"The tables are {_gigabytes(size)} in {_count(len(sizes.layers), 'layer')}; a token needs {rows} rows of them"
-        + (f", and {_gigabytes(free)} of memory is free." if free is not None else ".")
+        f"The tables are {_bytes(size)} in {_count(len(sizes.layers), 'layer')}; a token needs {rows} rows of them"
+        + (f", and {_bytes(free)} of memory is free." if free is not None else ".")
     ]
     warm, cold = _rates(lines, "warm rows"), _rates(lines, "cold rows")
     best_warm = max(warm, key=lambda io: warm[io], default=None)
@@ -80,8 +94,8 @@ def _micro(seconds: float) -> str:
     return f"{seconds * 1e6:,.0f} microseconds" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
 
 
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB"
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= SMALL else f"{size / 1e6:,.1f} MB"
 
 
 def _count(number: int, what: str) -> str:

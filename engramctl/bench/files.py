@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from engramctl.bench.measure import Line, Work, compare
+from engramctl.errors import EngramctlError
 from formats import page_cache
 from formats.disk import ReadFile
 
@@ -22,7 +23,7 @@ def repacking(checkpoint: Path, folder: Path, rounds: int) -> Iterator[Line]:
     """A whole conversion, from a cold source to a synced file, and copies of as many bytes, cold and synced too."""
     target, copy = folder / "repacked.gguf", folder / "copy"
     command = [sys.executable, "-m", "engramctl", "repack", str(checkpoint), "-o", str(target), "--quiet", "--force"]
-    subprocess.run(command, check=True)
+    _convert(command)
     size = target.stat().st_size
     shutil.copyfile(target, folder / "original")
 
@@ -38,11 +39,19 @@ def repacking(checkpoint: Path, folder: Path, rounds: int) -> Iterator[Line]:
         os.fsync(fd)
         os.close(fd)
 
-    candidates: dict[str, Work] = {"engramctl repack": lambda: subprocess.run(command, check=True)}
+    candidates: dict[str, Work] = {"engramctl repack": lambda: _convert(command)}
     if shutil.which("cp") and sys.platform == "linux":
         candidates["cp, fsync"] = cp
     peer = list(candidates)[-1]
     yield from compare("repack", f"{size / 1e6:,.0f} MB", size, "bytes", candidates, peer, rounds, forget)
+
+
+def _convert(command: list[str]) -> None:
+    """Its words are not the bench's: an interruption strikes both, and the folder that it speaks of goes."""
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        found = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+        raise EngramctlError("engramctl repack", "a conversion that ends", found.removeprefix("engramctl: "))
 
 
 def copying(rounds: int) -> Iterator[Line]:

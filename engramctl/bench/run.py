@@ -19,6 +19,7 @@ from engramctl.errors import EngramctlError
 from engramctl.fast import cpu
 from engramctl.placement import memory
 from engramctl.source import Source, open_source
+from formats.os_errors import made_for
 
 GROUPS = ("hash", "lookup", "projection", "gate", "pipeline", "repack")
 Say = Callable[[str], None]
@@ -60,7 +61,8 @@ def run(
     size, wanted = QUICK if quick else USUAL, only or GROUPS
     lines: list[Line] = []
     skipped: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="engramctl-bench-", dir=folder) as temporary:
+    own = folder or Path(tempfile.gettempdir())
+    with made_for(own), tempfile.TemporaryDirectory(prefix="engramctl-bench-", dir=own) as temporary:
         made = Path(temporary) / "ckpt"
         if path is None or "repack" in wanted:
             say(f"making a checkpoint in {temporary}")
@@ -75,7 +77,7 @@ def run(
             for name, case in _cases(source, at, size, chosen).items():
                 if name.split()[0] in wanted:
                     lines += _measured(name, case, skipped, say)
-            closing = advice.paragraph(source, lines)
+            closing, notes = advice.paragraph(source, lines), advice.notes(source)
             where = str(path) if path is not None else "a synthetic table, made for this"
     return {
         "file": where,
@@ -83,6 +85,7 @@ def run(
         "machine": _machine(chosen),
         "lines": [line.as_dict() for line in lines],
         "skipped": skipped,
+        "notes": notes,
         "advice": closing,
     }
 

@@ -55,6 +55,8 @@ def bench(
     report.table(*measure.as_table(facts))
     for line in facts["skipped"]:
         report.text(f"skipped {line}")
+    for note in facts["notes"]:
+        report.text(f"note: {note}")
     report.text(facts["advice"])
 
 

@@ -108,12 +108,14 @@ def file_(
     quiet: Quiet = False,
 ) -> None:
     """Judge a container by the rules of its dialect's loader; the release's own also by its published rows."""
-    from engramctl import profiles
+    from engramctl import profiles, sidecars
     from engramctl.siblings import checking
     from engramctl.verify import container
 
     if file.is_dir():
-        raise EngramctlError(str(file), "a file", "a folder", f"check source {file} judges a checkpoint")
+        rows = [f"check file {each.path}" for each in sidecars.of_folder(file)[:1]]
+        hint = f"one file of rows at a time: {rows[0]}" if rows else f"check source {file} judges a checkpoint"
+        raise EngramctlError(str(file), "a file", "a folder", hint)
     sibling = checking.file(file, loader or "ds4")
     verdict("file", file, sibling or container.check(file, profiles.load(profile), loader, release), json)
 

@@ -34,7 +34,12 @@ def packing(
         ),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="FILE", help="A file for the progress; go on from what it holds.")
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="FILE",
+            help="Keep the progress in FILE and go on from it; FILE is deleted when the check has ended.",
+        ),
     ] = None,
     token_map: TokenMap = None,
     profile: MaybeProfile = None,

@@ -6,17 +6,18 @@ Nothing here goes through `repack` or the weights that `run` uses: they are dequ
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engramctl import container_sizes, kinds, sidecars
+from engramctl import container_sizes, kinds, shapes, sidecars
 from engramctl import tables as opened
-from engramctl.checkpoint import CheckpointSource, open_checkpoint
+from engramctl.checkpoint import CheckpointSource, open_checkpoint, read_config
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile, Sizes
 from engramctl.shapes import PROJECTION_BLOCK
@@ -25,7 +26,7 @@ from engramctl.table import Table
 from engramctl.verify import constants
 from engramctl.verify.constants import Expectation, Stored
 from engramctl.verify.params import tokenizer_map
-from formats import row264, row_layouts
+from formats import row264, row_layouts, safetensors_raw
 from formats.dialects import DS4
 from formats.disk import ReadFile
 from formats.errors import FormatError
@@ -77,7 +78,35 @@ def open_side(
     if path.suffix != ".safetensors" and (rows := sidecars.opened(stack, path)) is not None:
         return Side(path, rows[1], {}, lambda layers: [], Stored(), None, None)  # no weights and no constants
     kinds.refuse_other(path, kinds.SOURCES)
+    if tables := tables_alone(stack, path, profile):
+        return Side(path, tables, {}, lambda layers: [], Stored(), None, None)
     return of_checkpoint(stack.enter_context(open_checkpoint(path, profile_name, token_map)))
+
+
+def tables_alone(stack: ExitStack, path: Path, profile: Profile) -> dict[int, Table]:
+    """Tables of a checkpoint that has nothing else, as `unpack` makes one of files of rows: their layers are in their
+    names, and no sizes are needed. Empty where there is a config, or any weight."""
+    if read_config(path)[0] is not None or not {"codes", "scales"} <= profile.tensors.keys():
+        return {}
+    patterns = {
+        role: re.escape(tensor.name).replace(r"\{layer\}", r"([0-9]{1,4})") for role, tensor in profile.tensors.items()
+    }
+
+    def place(name: str) -> tuple[int, str] | None:
+        fits = ((role, re.fullmatch(pattern, name)) for role, pattern in patterns.items())
+        return next(((int(match[1]), role) for role, match in fits if match), None)
+
+    found = safetensors_raw.read_checkpoint(path, lambda name: place(name) is not None).tensors
+    every = {at: tensor for name, tensor in found.items() if (at := place(name)) is not None}
+    layers = tuple(sorted({layer for layer, _ in every}))
+    if not layers or every.keys() != {(layer, role) for layer in layers for role in ("codes", "scales")}:
+        return {}
+    rows = tuple(every[layer, "codes"].shape[0] if every[layer, "codes"].shape else 0 for layer in layers)
+    sizes = replace(profile.sizes, layers=layers, rows=rows)
+    for (layer, role), tensor in every.items():
+        shapes.check(tensor, role, sizes, layer, profile)
+    source = stack.enter_context(CheckpointSource(path, profile, sizes, sizes, None, None, every))
+    return {layer: source.table(layer) for layer in layers}
 
 
 def of_checkpoint(source: CheckpointSource) -> Side:
