@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checks import differs, npy, only, passes
-from cli_helpers import Cli, Copy
+from cli_helpers import Cli, Copy, process
 
 import engramctl
 from engramctl import demo, kinds, repack, report, vocabulary
@@ -500,6 +500,6 @@ def test_outputs_go_straight_to_devices_and_pipes(cli: Cli, container: Path, tmp
     os.mkfifo(tmp_path / "pipe")
     with ThreadPoolExecutor(1) as pool:
         read = pool.submit((tmp_path / "pipe").read_bytes)
-        cli.ok("hash", "--ids", "5", "-o", tmp_path / "pipe")
+        assert process("hash", "--ids", "5", "-o", tmp_path / "pipe").returncode == 0
         assert read.result(30) == data
     assert (tmp_path / "pipe").is_fifo()
