@@ -10,7 +10,7 @@ from typing import Any
 from engramctl.errors import EngramctlError
 from engramctl.profiles import Profile, Sizes
 from formats import strict_json
-from formats.errors import FormatError
+from formats.errors import FormatError, shown
 
 SYNTHETIC = "engramctl_synthetic"  # set in configs that `synth` writes
 
@@ -97,11 +97,11 @@ def read_sizes(config: dict[str, Any], profile: Profile, path: str) -> Sizes:
 def _checked(size: str, value: object, at: str, path: str) -> object:
     if size == "eps":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-            raise FormatError(path, at, "a number from 0 up to 1", f"{value!r:.40}")
+            raise FormatError(path, at, "a number from 0 up to 1", f"{shown(value):.40}")
         return float(value)
     if size in ("layers", "rows"):
         if not isinstance(value, list) or not 1 <= len(value) <= MOST["layers"]:
-            raise FormatError(path, at, f"a list of 1 to {MOST['layers']} integers", f"{value!r:.40}")
+            raise FormatError(path, at, f"a list of 1 to {MOST['layers']} integers", f"{shown(value):.40}")
         least = 0 if size == "layers" else 1
         most = MOST["layers"] * 16 if size == "layers" else MOST["rows"]
         return tuple(_integer(item, least, most, at, path) for item in value)
@@ -110,5 +110,5 @@ def _checked(size: str, value: object, at: str, path: str) -> object:
 
 def _integer(value: object, least: int, most: int, at: str, path: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise FormatError(path, at, f"an integer from {least} to {most}", f"{value!r:.40}")
+        raise FormatError(path, at, f"an integer from {least} to {most}", f"{shown(value):.40}")
     return value

@@ -43,7 +43,7 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("differs", f"{name}: {_listed(d['here'])}, profile {found['profile']} has {_listed(d['profile'])}")
         for name, d in found["differs_from_profile"].items()
     ]
-    pairs += [("fact", f"{name}: {value}") for name, value in found.get("facts", {}).items()]
+    pairs += [("fact", f"{name}: {_fact(value)}") for name, value in found.get("facts", {}).items()]
     pairs += _token_map(found["token_map"])
     stored = found["constants"].items()
     pairs += [("constant", f"{name}: {c['type']} {_short(c)}{_meaning(name)}") for name, c in stored]
@@ -64,6 +64,16 @@ def _token_map(found: dict[str, Any]) -> list[tuple[str, str]]:
         return [("token map", f"{found['origin']}, {found['summary']}")]
     said = [f"{value}" for value in found.values() if value is not None]
     return [("token map", ", ".join(said))] if said else []
+
+
+def _fact(value: object) -> str:
+    """What a file of rows says of itself; ranges of rows as --rows takes them."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_fact(item)}" for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        ranges = all(isinstance(item, (list, tuple)) and len(item) == 2 for item in value)
+        return ",".join(f"{item[0]}:{item[1]}" for item in value) if ranges else ", ".join(map(str, value))
+    return "none" if value is None else str(value)
 
 
 def _listed(value: object) -> object:

@@ -326,7 +326,7 @@ TOO_LARGE = "129280"
         ("--1", "'--1'"),
         ("\u0661", "at position 0"),  # a digit, but not one of these
         ("", "an empty input"),
-        (" , ,", "an empty input"),
+        (" , ,", "nothing between commas at position 0"),
         ("nan", "'nan'"),
     ],
 )

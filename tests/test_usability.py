@@ -8,12 +8,13 @@ import os
 import pty
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from checks import differs, npy, only, passes
-from cli_helpers import ROOT, Cli, Copy
+from cli_helpers import ROOT, Cli, Copy, process
 from faults import Faulty
 
 import engramctl
@@ -481,3 +482,67 @@ def test_an_output_needs_a_name(cli: Cli, container: Path, tiny: Path, tmp_path:
 def test_a_probe_wider_than_any_model_is_refused(cli: Cli, tmp_path: Path) -> None:
     refusal = cli.refused(tmp_path, "probe", "gate", "-o", tmp_path / "p.npz", "--hidden-size", 10**23)
     assert refusal.where == "--hidden-size"
+
+
+def test_nothing_of_python_shows_through(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    for name in ("blt", "engram-27b"):
+        text = cli.ok("profiles", name).out.decode()
+        assert "(" not in text.replace("Engram-27B", "")
+        assert "None" not in text
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert {lines[name] for name in ("rows", "width", "vocabulary", "hidden")} == {"not public"}
+    cli.ok("repack", tiny, "--dialect", "row264-bare", "-o", tmp_path / "bare")
+    assert "row_bytes 264, rows 2826, ranges 0:2826\n" in cli.ok("show", tmp_path / "bare").out.decode()
+    for name in ("hash", "map", "params", "profiles", "bench"):
+        text = cli.ok(name, "--help").out.decode()
+        assert "list[" not in text
+        assert "[[" not in text
+
+
+def test_what_stands_beside_check_is_named(cli: Cli, tmp_path: Path) -> None:
+    refusal = cli.refused(tmp_path, "hash", "x", "--check", "SUMS", "--ids", "1", "--mask", "1")
+    assert refusal.found == "FILE and --ids and --mask"
+
+
+@pytest.mark.parametrize(
+    ("text", "position"), [("1,,2", 1), (",1", 0), ("1,2, ,3", 2), ("1 2\n,\n,3", 2), ("[1,,2]", 1)]
+)
+def test_an_entry_that_is_not_there_is_refused(cli: Cli, tmp_path: Path, text: str, position: int) -> None:
+    refusal = cli.refused(tmp_path, "hash", "--ids", text)
+    assert (refusal.where, refusal.found) == ("--ids", f"nothing between commas at position {position}")
+    assert cli.ok("hash", "--ids", "1,2,").out == cli.ok("hash", "--ids", "1,2").out
+
+
+def test_real_tokens_of_a_model_of_bytes_are_refused(cli: Cli, tmp_path: Path) -> None:
+    refusal = cli.refused(tmp_path, "synth", tmp_path / "new", "--profile", "blt", "--tokens", "real")
+    assert (refusal.where, refusal.found) == ("--tokens", "real")
+    cli.ok("synth", tmp_path / "new", "--profile", "blt")
+
+
+def test_refusals_name_the_way_on(cli: Cli, container: Path, tiny: Path, tmp_path: Path) -> None:
+    words = ("run", container, "--layer", 1, "--ids", "1")
+    assert cli.refused(tmp_path, *words).hint == "--stop-at kv needs none"
+    cli.ok(*words, "--stop-at", "kv")
+    assert cli.refused(tmp_path, "repack", tiny).hint.startswith("--dry-run ")
+    cli.ok("repack", tiny, "--dry-run")
+    (tmp_path / "folder").mkdir()
+    assert "check source" in cli.refused(tmp_path, "check", "params", tmp_path / "folder").hint
+    cli.ok("map", tiny / "tokenizer.json", "-o", tmp_path / "map.bin", "--allow-mismatch")
+    words = ("check", "map", tmp_path / "map.bin", "--tokenizer", tiny / "tokenizer.json")
+    assert "--allow-mismatch" in cli(*words, "--json").json["notes"][-1]
+    cli.ok(*words, "--allow-mismatch")
+
+
+def test_outputs_go_straight_to_devices_and_pipes(cli: Cli, container: Path, tmp_path: Path) -> None:
+    data = cli.ok("hash", "--ids", "5").out
+    assert cli.ok("hash", "--ids", "5", "-o", "/dev/null").out == b""
+    assert Path("/dev/null").is_char_device()
+    assert cli.ok("hash", "--ids", "5", "-o", "/dev/stdout").out == data
+    assert cli.refused(tmp_path, "hash", "--ids", "5", "-o", "/dev/full").found == "no space left on device"
+    assert cli.refused(tmp_path, "repack", container, "-o", "/dev/stdout").where == "--output"
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit((tmp_path / "pipe").read_bytes)
+        assert process("hash", "--ids", "5", "-o", tmp_path / "pipe").returncode == 0
+        assert read.result(30) == data
+    assert (tmp_path / "pipe").is_fifo()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def profiles(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The model to print whole.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The model to print whole.")] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -52,7 +52,7 @@ def profiles(
     if json:
         report.as_json("profiles", True, {"profile": profile.facts})
         return
-    pairs = [(size, str(value)) for size, value in vars(profile.sizes).items()]
+    pairs = [(size, _size(value, bool(profile.unpublished))) for size, value in vars(profile.sizes).items()]
     pairs += [(f"tensor {role}", f"{tensor.name} {tensor.dtype}") for role, tensor in profile.tensors.items()]
     pairs += [(f"digest {what}", digest) for what, digest in profile.digests.items()]
     report.facts([("name", profile.name), ("model", profile.title), *pairs])
@@ -60,6 +60,13 @@ def profiles(
 
 def _variants(profile: Profile) -> list[str]:
     return list(profile.facts.get("variants", {}))
+
+
+def _size(value: object, unpublished: bool) -> str:
+    """A size in words: 0 is what a record of an unpublished model has in place of a number."""
+    if isinstance(value, tuple):
+        return _list(value) or "not public"
+    return "none" if value is None else "not public" if unpublished and not value else str(value)
 
 
 def _list(numbers: tuple[int, ...]) -> str:

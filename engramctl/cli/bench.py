@@ -13,7 +13,7 @@ from engramctl.cli.options import Json, Kernel, KernelName, Layer, Pin, Quiet, T
 
 def bench(
     source: Annotated[
-        Path | None, typer.Argument(metavar="[FILE|DIR]", help="A container or checkpoint; one is made if absent.")
+        Path | None, typer.Argument(metavar="FILE|DIR", help="A container or checkpoint; one is made if absent.")
     ] = None,
     layer: Layer = None,
     only: Annotated[

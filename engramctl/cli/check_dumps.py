@@ -43,7 +43,8 @@ Axes = Annotated[
     typer.Option(
         "--axes",
         metavar="T,L,C",
-        help="The order of the dump's axes: T tokens, L layers, C columns (or N orders, H heads), W, S, D.",
+        help="The dump's axes in their order: T tokens, L layers, C columns (or N orders, H heads), W a row's values, "
+        "S keys and the value, D hidden width.",
     ),
 ]
 
@@ -77,7 +78,10 @@ def hash_(
     dump_form: Annotated[DumpForm, typer.Option("--dump-form", help="How the dump is written.")] = DumpForm.auto,
     axes: Axes = None,
     rows_are: Annotated[
-        RowsAre, typer.Option("--rows-are", help="rows of the table, or buckets without their column's offset.")
+        RowsAre,
+        typer.Option(
+            "--rows-are", help="What the dump has: rows of the table, or buckets: rows less their column's offset."
+        ),
     ] = RowsAre.rows,
     probe: Annotated[
         Path | None, typer.Option("--probe", metavar="FILE", help="The dump is of this file by `probe hash`.")

@@ -52,7 +52,7 @@ OptionalOutput = Annotated[
 def make_map(
     source: Annotated[
         Maybe,
-        typer.Argument(metavar="[TOKENIZER|MAP]", help="tokenizer.json, or a map in any form; - is standard input."),
+        typer.Argument(metavar="TOKENIZER|MAP", help="tokenizer.json, or a map in any form; - is standard input."),
     ] = None,
     output: OptionalOutput = None,
     to: Annotated[
@@ -128,7 +128,7 @@ def _explain(asked: str, source: Path | None, ids: NDArray[np.uint32], json: boo
 
 def params(
     source: Annotated[
-        Maybe, typer.Argument(metavar="[SOURCE]", help="A checkpoint, container or params file; the profile if absent.")
+        Maybe, typer.Argument(metavar="SOURCE", help="A checkpoint, container or params file; the profile if absent.")
     ] = None,
     output: Output = STDIN,
     to: Annotated[

@@ -4,6 +4,7 @@ later."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from formats.errors import FormatError
 MOST_BYTES = 4 << 30  # of token ids: larger inputs are refused unread
 MOST_ROW_BYTES = rowsets.MOST_ROWS * 40  # of row numbers: each a range of twice 18 digits, with what stands between
 MOST_DEVICE_BYTES = 1 << 24  # of a terminal, or of a device that never ends
+GAP = re.compile(r"(?:^|,)\s*,")  # an entry that is not there; a comma after the last is nobody's loss
 INT64_MAX = 2**63 - 1
 BYTE_OFFSET = 4  # of a byte among the token ids of a byte model (facebook/blt bytelatent/tokenizers/constants.py)
 
@@ -157,6 +159,9 @@ def integers(text: str, where: str) -> NDArray[np.int64]:
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):  # as JSON and Python print a list
         text = text[1:-1]
+    if (gap := GAP.search(text)) is not None:
+        position = len(text[: gap.start()].replace(",", " ").split())
+        raise EngramctlError(where, "integers", f"nothing between commas at position {position}")
     words = text.replace(",", " ").split()
     if not words:
         raise EngramctlError(where, "integers", "an empty input")

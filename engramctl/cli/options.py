@@ -24,7 +24,12 @@ MaybeProfile = Annotated[
     ),
 ]
 Layer = Annotated[
-    int | None, typer.Option("--layer", metavar="L", help="Decoder layer, 0-based; needed where there are several.")
+    int | None,
+    typer.Option(
+        "--layer",
+        metavar="L",
+        help="Decoder layer, 0-based (-1: a table at the input embedding); needed where there are several.",
+    ),
 ]
 Threads = Annotated[
     int | None,

@@ -29,7 +29,12 @@ Form = TypeVar("Form", bound=StrEnum)
 
 
 def emit(path: Path, chunks: Iterable[bytes], force: bool) -> None:
-    """Chunks to a file, whole or not at all, or to standard output for `-`."""
+    """Chunks to a file, whole or not at all; to standard output for `-`; straight to a pipe or device, as /dev/null."""
+    if _straight(path):
+        with path.open("wb") as device:
+            for chunk in chunks:
+                device.write(chunk)
+        return
     if path != STDIN:
         disk.write_whole(path, chunks, force)
         return
@@ -64,10 +69,24 @@ def refuse_source(output: Path | None, *sources: Path | None, profile: str | Non
 
 def refuse_existing(path: Path, force: bool, binary: bool = False) -> None:
     """Before the work, what `emit` would refuse after it, and bytes that a terminal cannot show."""
-    if path != STDIN:
+    if path != STDIN and not _straight(path):
         disk.refuse_existing(path, force)
-    elif binary and sys.stdout is not None and sys.stdout.isatty():
+    elif binary and _terminal(path):
         raise EngramctlError("standard output", "a file or a pipe for binary data", "a terminal", "-o FILE writes it")
+
+
+def _straight(path: Path) -> bool:
+    """Is it written to as it is? A pipe and a device are never replaced."""
+    return path != STDIN and (path.is_char_device() or path.is_fifo())
+
+
+def _terminal(path: Path) -> bool:
+    if path == STDIN:
+        return sys.stdout is not None and sys.stdout.isatty()
+    if not path.is_char_device():
+        return False
+    with path.open("wb", 0) as device:
+        return device.isatty()
 
 
 def npy(array: NDArray[Any]) -> Iterable[bytes]:

@@ -24,6 +24,7 @@ from engramctl.errors import EngramctlError
 WHOLE = re.compile(r"-?[0-9]{1,18}")
 LOOKED_AT = ("exists", "writable", "resolve_path", "path_type")  # with these Typer does more than make a path
 HELP = ["--help", "-h"]
+STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 LAZY = "_runtime_param"  # where such a Typer keeps a parameter's converter; others have none, and need none
 
 HOMES = {  # each command's module under engramctl.cli, in the order in which one meets them
@@ -103,7 +104,8 @@ def quicken(command: Any) -> Any:  # noqa: ANN401
         if getattr(parameter, LAZY, parameter) is None:
             setattr(parameter, LAZY, _Easy(parameter))
         if _is_path(parameter):
-            parameter.process_value = partial(_no_empty_path, parameter, parameter.process_value)
+            parameter.process_value = partial(_path, parameter, parameter.process_value)
+            parameter.get_help_record = partial(_paths, parameter.get_help_record)
     for each in getattr(command, "commands", {}).values():
         quicken(each)
     return command
@@ -116,12 +118,19 @@ def _is_path(parameter: Any) -> bool:  # noqa: ANN401
     return kind is Path or Path in get_args(kind)
 
 
-def _no_empty_path(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:  # noqa: ANN401
-    """What a shell makes of a variable that is not set would otherwise be the folder where one stands."""
+def _paths(record: Callable[[Any], Any], context: Any) -> Any:  # noqa: ANN401
+    """An argument's line of help, in which several paths are no matter of Python's."""
+    found = record(context)
+    return found and (found[0].replace("<list[Path]>", "<path>..."), *found[1:])
+
+
+def _path(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:  # noqa: ANN401
+    """No empty path: what a shell makes of a variable that is not set would be the folder where one stands. An output
+    by a name of standard output is that."""
     if value == "" or (isinstance(value, (list, tuple)) and "" in value):
         where = max(parameter.opts, key=len) if parameter.opts[0].startswith("-") else parameter.metavar
-        raise EngramctlError((where or parameter.name).strip("[]"), "a path", "an empty one")
-    return convert(context, value)
+        raise EngramctlError(where or parameter.name.upper(), "a path", "an empty one")
+    return convert(context, "-" if "-o" in parameter.opts and value in STDOUT else value)
 
 
 class _Easy:

@@ -97,7 +97,8 @@ def repack(
     from formats.dialects import DS4
 
     if output == STDIN or (output is None and not dry_run and not in_place):
-        raise EngramctlError("--output", "-o FILE, a container to write", "none" if output is None else "- (no stream)")
+        found = "none" if output is None else "- (no stream)"
+        raise EngramctlError("--output", "-o FILE, a container to write", found, "--dry-run prints the plan alone")
     refuse_source(output, token_map, profile=profile)
     if siblings.profile_of(checkpoint, profile) is not None:
         from engramctl.siblings import commands

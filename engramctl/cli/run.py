@@ -154,7 +154,7 @@ def run(
         states = None
         if stop_at in (None, StopAt.gate):
             if hidden is None:
-                raise EngramctlError("--hidden", "a file of hidden states", "none")
+                raise EngramctlError("--hidden", "a file of hidden states", "none", "--stop-at kv needs none")
             shape = (given.ids.size, opened.sizes.streams, opened.sizes.hidden)
             states = dumps.read_hidden(hidden, shape, round_hidden)
         spent = Times()

@@ -105,8 +105,10 @@ def hash_(
         pool.use(threads)
     found = constants.read(params, profile, token_map).params
     if check is not None:
-        if files or any(x is not None for x in (ids, ids_file, text, mask, mask_file, history)):
-            raise EngramctlError("--check", "no other input: the file it names lists the inputs", "another one")
+        others = {"FILE": files or None, "--ids": ids, "--ids-file": ids_file, "--text": text}
+        others |= {"--mask": mask, "--mask-file": mask_file, "--history": history}
+        if both := [name for name, value in others.items() if value is not None]:
+            raise EngramctlError("--check", "no other input: the file it names lists the inputs", " and ".join(both))
         raise typer.Exit(sums.check(check, lambda file: sums.digest(file, ids_format, found), json, quiet))
     if json:
         raise EngramctlError("--json", "--check beside it", "rows, which are data: --to jsonl")

@@ -65,5 +65,5 @@ def choose(kernel: str) -> str:
     if kernel == "auto":
         return next(path for path in NEEDS if can(path))
     if kernel not in NEEDS or not can(kernel):
-        raise EngramctlError("--kernel", f"auto, {' or '.join(paths())} on this machine", kernel)
+        raise EngramctlError("--kernel", f"one of {', '.join(('auto', *paths()))} on this machine", kernel)
     return kernel

@@ -15,7 +15,7 @@ from engramctl import derivation
 from engramctl.config import MOST
 from engramctl.hash_params import MOST_COLUMNS
 from engramctl.profiles import Profile, Sizes
-from formats.errors import FormatError
+from formats.errors import FormatError, shown
 
 
 class Reader:
@@ -57,7 +57,7 @@ class Reader:
         return float(value)
 
     def refuse(self, size: str, expected: str, found: object) -> None:
-        raise FormatError(self.path, f"config.{self.keys[size][0]}", expected, f"{found!r:.40}")
+        raise FormatError(self.path, f"config.{self.keys[size][0]}", expected, f"{shown(found):.40}")
 
 
 def read(config: dict[str, Any], profile: Profile, path: str) -> tuple[Profile, Sizes]:
@@ -133,7 +133,7 @@ def _longcat(reader: Reader, profile: Profile) -> tuple[Profile, Sizes]:
 def _peft(reader: Reader, profile: Profile) -> tuple[Profile, Sizes]:
     """An order's rows are stated as a total; the tokenizer is not in the adapter, only its compressed size."""
     if reader.part.get("engine", "deepseek") != "deepseek":
-        found = f"{reader.part['engine']!r:.40}"
+        found = f"{shown(reader.part['engine']):.40}"
         raise FormatError(reader.path, "config.engine", "deepseek: other engines are not defined here", found)
     orders, totals = reader.integers("orders", 2, MOST["size"]), reader.integers("totals", 1, MOST["base"])
     if list(orders) != list(range(orders[0], orders[0] + len(orders))) or orders[0] != 2:
@@ -171,7 +171,7 @@ def _blt(reader: Reader, profile: Profile) -> tuple[Profile, Sizes]:
     encoder = reader.whole.get("encoder_config", {})
     hidden = encoder.get("hidden_size") if isinstance(encoder, dict) else None
     if type(hidden) is not int or not 1 <= hidden <= MOST["hidden"]:
-        raise FormatError(reader.path, "config.encoder_config.hidden_size", "a whole number", f"{hidden!r:.40}")
+        raise FormatError(reader.path, "config.encoder_config.hidden_size", "a whole number", f"{shown(hidden):.40}")
     base = reader.integer("base", 1, MOST["base"])
     sizes = replace(
         profile.sizes, rows=(), smallest=orders[0], size=orders[-1], heads=1, width=hidden, base=base, hidden=hidden

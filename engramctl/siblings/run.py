@@ -91,7 +91,7 @@ def results(
     states = None
     if asked.stop_at in ("gate", "out"):
         if asked.hidden is None:
-            raise EngramctlError("--hidden", "a file of hidden states", "none")
+            raise EngramctlError("--hidden", "a file of hidden states", "none", "--stop-at kv needs none")
         states = read_states(asked.hidden, (tokens.size, opened.sizes.streams, opened.sizes.hidden))
     hidden = None if states is None else states.values
     found = run(

@@ -42,6 +42,8 @@ def make(folder: Path, profile: Profile, seed: int, real_tokens: bool, full_size
         raise EngramctlError(f"profile {profile.name}", "a model with public weights", profile.unpublished)
     if EXPLICIT in profile.derivation.values() and not full_size:
         raise EngramctlError("synth", f"--full-size: the constants of profile {profile.name} are explicit", "none")
+    if real_tokens and not full_size and profile.rule.id_space == "byte":
+        raise EngramctlError("--tokens", f"tiny: the token ids of profile {profile.name} are bytes", "real")
     with begun(folder, force):
         return _make(folder, profile, seed, real_tokens, full_size)
 

@@ -23,7 +23,6 @@ from engramctl.verify.result import Coverage, Result
 from formats import recognise, tsd41
 from formats.dialects import DS4, TENSORSHARP
 from formats.disk import ReadFile
-from formats.errors import FormatError
 from formats.gguf_split import read_model
 
 CHECK = "params"
@@ -106,7 +105,8 @@ def read(path: Path, profile: Profile) -> tuple[Stored, Sizes | None, FoundMap |
     if path.is_dir():
         sizes, own = sizes_of(path, profile)
         if sizes is None:
-            raise FormatError(path, None, "a config.json", "none")
+            hint = f"check source {path} --profile NAME judges the tensors alone"
+            raise EngramctlError(str(path), "a config.json", "none", hint)
         stored = Stored(names={"layers": "engram_layer_ids", "rows": "engram_num_embeddings"})
         stored.names["compressed"] = profile.config_keys["compressed"][0]
         stored.constants = {"layers": list(sizes.layers), "rows": list(sizes.rows), "compressed": [sizes.compressed]}
