@@ -86,8 +86,9 @@ def _refuse_other(path: Path) -> None:
     try:
         with ReadFile.open(path) as file:
             begun = file.read(0, min(file.size, len(BEGINNING)), "lock").rstrip(b"\0")
-    except FormatError:
-        path.lstat()  # gone meanwhile: that is no error
+    except FormatError as error:
+        if error.found == disk.NOTHING:  # it went meanwhile
+            raise FileNotFoundError from None
         raise
     if not BEGINNING.startswith(begun):  # a torn one may be cut short, or zeros
         raise FormatError(path, None, "a lock of ours", "another file of that name")

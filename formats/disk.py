@@ -21,6 +21,7 @@ from formats.system import PathLike, System
 
 MOST_NAME = 255  # bytes, on every file system in use
 PIECE = 1 << 30  # no single call moves more: macOS answers EINVAL from 2**31 on
+NOTHING = "nothing there"
 
 system: System = System()
 
@@ -69,7 +70,7 @@ class ReadFile(_Open):
                 raise FormatError(path, None, "a file", "a device or a pipe")
             fd = system.open(path, os.O_RDONLY | flags)
         except (FileNotFoundError, NotADirectoryError):
-            raise FormatError(path, None, "a file", "nothing there") from None
+            raise FormatError(path, None, "a file", NOTHING) from None
         file = cls(path, fd)
         file.size = system.size(fd)
         return file

@@ -13,6 +13,7 @@ from cli_helpers import Cli, Copy
 from engramctl import profiles, repack, repack_plan, synth
 from engramctl.checkpoint import open_checkpoint
 
+os.environ.pop("PYTHONUNBUFFERED", None)  # as in a shell: what is written late, fails late
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, where CI started us with it ignored
 
 

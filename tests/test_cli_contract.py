@@ -273,7 +273,9 @@ def test_progress_on_a_dumb_terminal_moves_no_cursor(tiny: Path, tmp_path: Path)
 # pipes and signals
 
 
-def test_a_closed_pipe_ends_silently() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_ends_silently(monkeypatch: pytest.MonkeyPatch, unbuffered: str) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     for command in ("hash - --to tsv", "hash - --to npy"):
         script = f"seq 0 6000 | {sys.executable} -m engramctl {command} | head -1 > /dev/null; echo ${{PIPESTATUS[1]}}"
         done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)
@@ -301,8 +303,12 @@ def test_a_pipe_that_was_closed_before_the_first_word(words: tuple[str, ...]) ->
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("words", [("params",), ("map", "-o", "-"), ("show", "CONTAINER")])
-def test_a_full_standard_output_is_one_line(container: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [("params",), ("map", "-o", "-"), ("show", "CONTAINER"), ("profiles", "--json")])
+def test_a_full_standard_output_is_one_line(
+    container: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     words = tuple(str(container) if word == "CONTAINER" else word for word in words)
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "engramctl", *words]

@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
@@ -44,6 +44,18 @@ class Terminated(BaseException):
 
 def run(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line to its exit code; nothing but a bug writes more than two lines on stderr."""
+    try:
+        return _run(app, arguments)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):  # told by now, if anybody listens: not once more, by the interpreter's end
+                with contextlib.suppress(OSError, ValueError):
+                    _forget(stream)
+
+
+def _run(app: typer.Typer, arguments: list[str]) -> int:
     _on_signals()
     closed = _open_streams()
     try:
@@ -61,7 +73,7 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     except Terminated as stop:
         return _stopped("terminated", TERMINATED, stop)
     except BrokenPipeError:
-        _forget_stdout()
+        _forget(sys.stdout)
         return CLOSED_PIPE
     except OSError as error:
         return _refuse(arguments, *os_errors.words(error))
@@ -115,6 +127,9 @@ def _open_streams() -> bool:
     for name, mode, flags in (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+    if type(sys.stdout) is io.TextIOWrapper and isinstance(sys.stdout.buffer, io.RawIOBase):
+        encoding = sys.stdout.encoding  # PYTHONUNBUFFERED, where a write that a closed pipe cuts short is no error
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(sys.stdout.detach()), encoding)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # whatever a file's name holds
     return closed
@@ -160,10 +175,10 @@ def _refuse(arguments: list[str], where: str, expected: str, found: str, hint: s
             sys.stdout.write(json.dumps(report, indent=1) + "\n")
             sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        _forget(sys.stdout)
         return CLOSED_PIPE
     except OSError:  # standard output itself is what failed
-        _forget_stdout()
+        _forget(sys.stdout)
     return UNKNOWN
 
 
@@ -179,10 +194,10 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def _forget_stdout() -> None:
+def _forget(stream: TextIO) -> None:
     """Nobody reads on: let the interpreter's last flush go nowhere instead of complaining."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, stream.fileno())
     os.close(null)
 
 

@@ -281,7 +281,8 @@ def _constants(want: Side, have: Side, layer: int | None, result: Result) -> Non
     if ours is None or theirs is None:
         return
     roles = ours if want.stored is None else dict.fromkeys([*ours, *theirs])
-    if not (want.needs_texts and have.needs_texts):
+    whole = want.needs_texts and have.needs_texts
+    if not whole:
         roles = {role: None for role in roles if role in ours and role in theirs}
-    texts.compare(roles, ours, theirs, (str(want.path), str(have.path)), result)
+    texts.compare(roles, ours, theirs, (str(want.path), str(have.path)), result, whole)
     texts.compare_keys(have.kind, ours.get(texts.CONFIG), have.sizes_as_keys, str(want.path), result)

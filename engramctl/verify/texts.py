@@ -24,14 +24,15 @@ Names = tuple[str, str]  # of the two holders
 
 
 def compare(
-    roles: Iterable[str], want: Mapping[str, str], have: Mapping[str, str], names: Names, result: Result
+    roles: Iterable[str], want: Mapping[str, str], have: Mapping[str, str], names: Names, result: Result, whole: bool
 ) -> None:
-    """Findings for each text of `roles` that the two do not share."""
+    """Findings for each text of `roles` that the two do not share; of a config that need not be `whole`, those for
+    what both say."""
     for role in roles:
         expected, found = want.get(role), have.get(role)
         if expected == found:
             continue
-        for entry, ours, theirs in _differences(role, expected, found, names):
+        for entry, ours, theirs in _differences(role, expected, found, names, whole):
             result.add(CHECK, entry, ours, theirs)
 
 
@@ -53,27 +54,29 @@ def _said(value: Value) -> str:
     return shown(value.value.tolist() if isinstance(value.value, np.ndarray) else value.value)
 
 
-def _differences(role: str, want: str | None, have: str | None, names: Names) -> list[tuple[str, str, str]]:
+def _differences(
+    role: str, want: str | None, have: str | None, names: Names, whole: bool
+) -> list[tuple[str, str, str]]:
     if role == CONFIG and want is not None and have is not None:
         try:
-            return list(_entries(CONFIG, configs.parse(want, names[0]), configs.parse(have, names[1])))
+            return list(_entries(CONFIG, configs.parse(want, names[0]), configs.parse(have, names[1]), whole))
         except (FormatError, RecursionError):  # one of them is no config: a text like any other
             return [(role, f"that of {names[0]}", f"that of {names[1]}")]
     return [(role, _text(role, want, names[0]), _text(role, have, names[1]))]
 
 
-def _entries(where: str, want: object, have: object) -> Iterator[tuple[str, str, str]]:
+def _entries(where: str, want: object, have: object, whole: bool) -> Iterator[tuple[str, str, str]]:
     """Entries of two JSON values that differ, by name."""
     if isinstance(want, dict) and isinstance(have, dict):
         for key in dict.fromkeys([*want, *have]):
             entry = f"{where}.{key if key.isidentifier() else shown(key)}"
             if key in want and key in have:
-                yield from _entries(entry, want[key], have[key])
-            else:
+                yield from _entries(entry, want[key], have[key], whole)
+            elif whole:
                 yield entry, shown(want[key]) if key in want else "none", shown(have[key]) if key in have else "none"
     elif isinstance(want, list) and isinstance(have, list) and len(want) == len(have):
         for i, (ours, theirs) in enumerate(zip(want, have, strict=True)):
-            yield from _entries(f"{where}[{i}]", ours, theirs)
+            yield from _entries(f"{where}[{i}]", ours, theirs, whole)
     elif json.dumps(want) != json.dumps(have):
         yield where, shown(want), shown(have)
 
