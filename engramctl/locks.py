@@ -21,7 +21,7 @@ from typing import Any
 from engramctl.errors import EngramctlError
 from formats import disk
 from formats.disk import ReadFile, WriteFile
-from formats.errors import FormatError
+from formats.errors import NOTHING, FormatError
 
 MOST_BYTES = 4096
 BEGINNING = b'{"host": '
@@ -87,7 +87,7 @@ def _refuse_other(path: Path) -> None:
         with ReadFile.open(path) as file:
             begun = file.read(0, min(file.size, len(BEGINNING)), "lock").rstrip(b"\0")
     except FormatError as error:
-        if error.found == disk.NOTHING:  # it went meanwhile
+        if error.found == NOTHING:  # it went meanwhile
             raise FileNotFoundError from None
         raise
     if not BEGINNING.startswith(begun):  # a torn one may be cut short, or zeros

@@ -15,13 +15,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from formats.closing import Closing
-from formats.errors import FormatError, ShortFileError, before_end
+from formats.errors import NOTHING, FormatError, ShortFileError, before_end
 from formats.os_errors import made_for
 from formats.system import PathLike, System
 
 MOST_NAME = 255  # bytes, on every file system in use
 PIECE = 1 << 30  # no single call moves more: macOS answers EINVAL from 2**31 on
-NOTHING = "nothing there"
 
 system: System = System()
 

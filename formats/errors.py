@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from os import PathLike, fspath
 
+NOTHING = "nothing there"  # found where a file was expected
+
 
 class FormatError(Exception):
     """A file's bytes are not what they must be; nothing was guessed and nothing was repaired.

@@ -188,7 +188,9 @@ def _stopped(word: str, code: int, stop: BaseException) -> int:
 
 
 def say(text: str) -> None:
-    """One line of talk on stderr."""
+    """One line of talk on stderr, after what was printed before it."""
+    with contextlib.suppress(OSError, ValueError):  # of standard output, whose turn to fail comes
+        sys.stdout.flush()
     with contextlib.suppress(OSError):  # nobody to talk to: the exit code still says it
         sys.stderr.write(f"engramctl: {text}\n")
         sys.stderr.flush()
